@@ -1,0 +1,1 @@
+"""jaxpaged: LLM serving in pure JAX and Pallas."""

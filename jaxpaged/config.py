@@ -1,0 +1,124 @@
+"""Engine options: one frozen record, every "auto" filled in once by `resolve`. Imports no jax."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from jaxpaged.errors import ConfigError
+
+DTYPES = ("float32", "bfloat16", "float16")
+IMPLEMENTATIONS = ("reference", "xla", "gpu", "gpu_hopper", "tpu")
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """Options of one engine. None means "choose for me"; `resolve` leaves no None but where it says so.
+
+    Attributes:
+      model: a local folder, a `.gguf` file, a Hugging Face name, or "demo".
+      tokenizer: where the tokenizer is, if not with the model.
+      dtype: of weights and activations: "auto" takes the checkpoint's, or float32 on a CPU without bfloat16 units.
+      load_format: "auto" reads the checkpoint; "dummy" makes random weights of the model's config.
+      max_model_len: longest sequence, prompt and output together; None: the model's own, cut to what fits.
+      max_num_seqs: requests that run at once: rows of the largest batch.
+      max_num_batched_tokens: tokens of the largest step.
+      block_size: tokens in a KV block (a page on the device); a power of two.
+      num_kv_blocks: size of the pool, block 0 (scratch) not counted; None: from `kv_cache_bytes` or free memory.
+      kv_cache_bytes: memory for the pool; None: from free memory.
+      gpu_memory_utilization: share of device memory that weights, pool and temporaries may take together.
+      enable_prefix_caching: share the blocks of common prefixes.
+      attention_implementation: one of the kernels by name; None: the platform's best.
+      overlap: launch a step before the last one's tokens have reached the host.
+      seed: of the engine: weights with load_format="dummy", and requests that bring no seed.
+      max_logprobs: largest `logprobs` a request may ask for.
+      strict: raise RecompilationError if anything compiles after warm-up.
+      warmup: compile every program before the first request.
+      compilation_cache_dir: where compiled programs persist; None: `~/.cache/jaxpaged/xla`; "": nowhere.
+    """
+
+    model: str = ""
+    tokenizer: str | None = None
+    dtype: str = "auto"
+    load_format: str = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    block_size: int = 16
+    num_kv_blocks: int | None = None
+    kv_cache_bytes: int | None = None
+    gpu_memory_utilization: float = 0.9
+    enable_prefix_caching: bool = True
+    attention_implementation: str | None = None
+    overlap: bool = True
+    seed: int = 0
+    max_logprobs: int = 20
+    strict: bool = False
+    warmup: bool = True
+    compilation_cache_dir: str | None = None
+
+    def __post_init__(self) -> None:
+        _one_of("dtype", self.dtype, ("auto", *DTYPES))
+        _one_of("load_format", self.load_format, ("auto", "dummy"))
+        _one_of("attention_implementation", self.attention_implementation, (None, *IMPLEMENTATIONS))
+        for name, low in (
+            ("max_model_len", 2),
+            ("max_num_seqs", 1),
+            ("max_num_batched_tokens", 1),
+            ("block_size", 1),
+            ("num_kv_blocks", 1),
+            ("kv_cache_bytes", 1),
+            ("max_logprobs", 0),
+        ):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < low):
+                raise ConfigError(f"{name}={value!r} must be an integer of at least {low}")
+        if self.block_size & (self.block_size - 1):
+            raise ConfigError(f"block_size={self.block_size} must be a power of two")
+        if not 0.0 < self.gpu_memory_utilization <= 1.0:
+            raise ConfigError(f"gpu_memory_utilization={self.gpu_memory_utilization!r} must be in (0, 1]")
+
+
+def engine_config(model: str, **options: Any) -> EngineConfig:
+    """An `EngineConfig` from keyword options; unknown names are refused with the known ones listed."""
+    known = {f.name for f in dataclasses.fields(EngineConfig)}
+    unknown = sorted(set(options) - known)
+    if unknown:
+        raise ConfigError(f"unknown engine options {unknown}; known: {sorted(known)}")
+    return EngineConfig(model=model, **options)
+
+
+def resolve(
+    config: EngineConfig, *, platform: str, native_bfloat16: bool, checkpoint_dtype: str, model_max_len: int
+) -> EngineConfig:
+    """Fills in every None and "auto" but the pool's size, which needs the device.
+
+    Args:
+      platform: "cpu", "gpu" or "tpu".
+      native_bfloat16: whether the platform multiplies bfloat16 in hardware.
+      checkpoint_dtype: dtype of the stored weights.
+      model_max_len: the model's own context length.
+    """
+    dtype = config.dtype
+    if dtype == "auto":
+        dtype = checkpoint_dtype if native_bfloat16 and checkpoint_dtype in DTYPES else "float32"
+    if config.max_model_len is not None and config.max_model_len > model_max_len:
+        raise ConfigError(f"max_model_len={config.max_model_len} exceeds the model's own {model_max_len}")
+    seqs = config.max_num_seqs or (32 if platform == "cpu" else 256)
+    tokens = config.max_num_batched_tokens or max(seqs, 512 if platform == "cpu" else 8192)
+    if tokens < seqs:
+        raise ConfigError(f"max_num_batched_tokens={tokens} is less than max_num_seqs={seqs}")
+    return dataclasses.replace(
+        config,
+        dtype=dtype,
+        max_model_len=config.max_model_len or model_max_len,
+        max_num_seqs=seqs,
+        max_num_batched_tokens=tokens,
+        attention_implementation=config.attention_implementation or "xla",
+    )
+
+
+def _one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:
+    if value not in allowed:
+        raise ConfigError(f"{name}={value!r} must be one of {', '.join(map(str, allowed))}")

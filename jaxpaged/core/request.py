@@ -1,0 +1,93 @@
+"""A request as the scheduler sees it: tokens, progress and blocks; never text."""
+
+from __future__ import annotations
+
+import enum
+import time
+from collections.abc import Sequence
+
+from jaxpaged.core.sampling_params import SamplingParams
+
+
+class Status(enum.Enum):
+    WAITING = enum.auto()  # in the queue: new, or preempted
+    RUNNING = enum.auto()  # has a slot and blocks
+    FINISHED = enum.auto()
+
+
+class Request:
+    """One sequence to be continued.
+
+    `num_computed_tokens` counts tokens whose K and V are in the cache or will be by the steps already
+    launched. It catches up with `num_tokens + num_inflight_tokens`; there is no prefill or decode phase.
+
+    Attributes:
+      request_id: unique among live requests.
+      prompt_token_ids: the prompt, at least one token.
+      output_token_ids: tokens known on the host so far.
+      num_inflight_tokens: tokens that launched steps will sample but the host has not seen.
+      eos_token_ids: the model's end-of-sequence ids; empty with `ignore_eos`.
+      seed: the resolved seed (the user's, or drawn by the engine).
+      cache_salt: requests share cached blocks only with requests of the same salt.
+      slot: its row on the device while RUNNING, else -1.
+      num_cached_tokens: prompt tokens found in the prefix cache at first admission; -1 before.
+    """
+
+    __slots__ = (
+        "all_token_ids", "arrival_time", "block_hashes", "block_ids", "cache_salt", "eos_token_ids", "finish_reason",
+        "max_total_tokens", "num_cached_tokens", "num_computed_tokens", "num_inflight_tokens", "num_preemptions",
+        "num_prompt_tokens", "num_registered_blocks", "params", "request_id", "seed", "slot", "status", "stop_reason",
+        "stop_token_ids",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        max_model_len: int,
+        eos_token_ids: Sequence[int] = (),
+        seed: int = 0,
+        cache_salt: str | None = None,
+        arrival_time: float | None = None,
+    ):
+        self.request_id = request_id
+        self.all_token_ids = list(prompt_token_ids)
+        self.num_prompt_tokens = len(self.all_token_ids)
+        self.params = params
+        self.eos_token_ids = frozenset() if params.ignore_eos else frozenset(eos_token_ids)
+        self.stop_token_ids = frozenset(params.stop_token_ids or ())
+        self.seed = seed if params.seed is None else params.seed
+        self.cache_salt = cache_salt
+        self.arrival_time = time.monotonic() if arrival_time is None else arrival_time
+        room = max_model_len - self.num_prompt_tokens
+        self.max_total_tokens = self.num_prompt_tokens + min(room, params.max_tokens or room)
+        self.status = Status.WAITING
+        self.slot = -1
+        self.num_computed_tokens = 0
+        self.num_inflight_tokens = 0
+        self.num_cached_tokens = -1
+        self.num_preemptions = 0
+        self.block_ids: list[int] = []
+        self.block_hashes: list[bytes] = []  # of full blocks of known tokens, computed lazily
+        self.num_registered_blocks = 0  # leading blocks already entered in the prefix cache
+        self.finish_reason: str | None = None
+        self.stop_reason: int | str | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens known on the host: prompt and output."""
+        return len(self.all_token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.all_token_ids) - self.num_prompt_tokens
+
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        return self.all_token_ids[: self.num_prompt_tokens]
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        return self.all_token_ids[self.num_prompt_tokens :]
