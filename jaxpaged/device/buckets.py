@@ -1,0 +1,72 @@
+"""Which padded shapes exist. A step is padded to a bucket, and every bucket is one compiled program."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, order=True)
+class Bucket:
+    """A padded step shape.
+
+    Attributes:
+      tokens: T, packed tokens.
+      rows: S, request rows. `rows == tokens` means decode-only: every live row has exactly one token.
+    """
+
+    tokens: int
+    rows: int
+
+    @property
+    def decode_only(self) -> bool:
+        return self.tokens == self.rows
+
+    def max_new_blocks(self, block_size: int) -> int:
+        """Upper bound of the blocks that one step of this shape can add to block tables."""
+        return self.rows + -(-self.tokens // block_size)
+
+
+class BucketTable:
+    """The buckets of an engine, smallest first, and the choice among them.
+
+    Decode-only buckets have one token a row; mixed ones hold at least twice as many tokens as rows, so that
+    the two kinds never coincide.
+    """
+
+    def __init__(self, decode_rows: list[int], mixed_tokens: list[int], max_num_seqs: int):
+        self.max_num_seqs = max_num_seqs
+        self.decode = [Bucket(n, n) for n in sorted(set(decode_rows))]
+        self.mixed = [Bucket(n, min(max(n // 2, 1), max_num_seqs)) for n in sorted(set(mixed_tokens))]
+
+    @property
+    def all(self) -> list[Bucket]:
+        return self.decode + self.mixed
+
+    def pick(self, num_rows: int, num_tokens: int) -> Bucket:
+        """The smallest bucket that holds `num_tokens` tokens in `num_rows` rows (each has at least one)."""
+        for bucket in self.decode if num_tokens == num_rows else self.mixed:
+            if num_rows <= bucket.rows and num_tokens <= bucket.tokens:
+                return bucket
+        raise AssertionError(f"no bucket for {num_rows} rows and {num_tokens} tokens in {self.all}")
+
+
+def bucket_table(max_num_seqs: int, max_num_batched_tokens: int, *, min_decode_rows: int = 1) -> BucketTable:
+    """Powers of two up to the limits, which are buckets themselves.
+
+    Args:
+      min_decode_rows: smallest decode batch; where products with few rows are slow, padding them is faster.
+    """
+    largest_mixed = max(max_num_batched_tokens, 2 * max_num_seqs)
+    return BucketTable(
+        _doubling(min(min_decode_rows, max_num_seqs), max_num_seqs, 2),
+        _doubling(min(16, largest_mixed), largest_mixed, 2),
+        max_num_seqs,
+    )
+
+
+def _doubling(first: int, last: int, factor: int) -> list[int]:
+    sizes = []
+    while first < last:
+        sizes.append(first)
+        first *= factor
+    return [*sizes, last]

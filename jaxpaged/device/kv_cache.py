@@ -1,0 +1,78 @@
+"""The KV page array: its shape, and how many pages fit."""
+
+from __future__ import annotations
+
+import os
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+
+from jaxpaged.config import EngineConfig
+from jaxpaged.errors import ConfigError
+
+CPU_POOL_BYTES = 1 << 30  # of host memory, unless told otherwise; fixed, so that compiled programs can be reused
+_GRANULE = 64  # pages; keeps the shape, and with it the compiled programs, equal between starts
+
+
+class CacheShape(Protocol):
+    """The part of a model's config that the cache depends on."""
+
+    @property
+    def num_layers(self) -> int: ...
+    @property
+    def num_kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+
+
+def page_bytes(model: CacheShape, page_size: int, dtype: str) -> int:
+    """Bytes of one page over all layers."""
+    return model.num_layers * page_size * 2 * model.num_kv_heads * model.head_dim * jnp.dtype(dtype).itemsize
+
+
+def empty_pages(model: CacheShape, num_pages: int, page_size: int, dtype: str) -> jax.Array:
+    """A zeroed pool `[L, P, page_size, 2K, H]`; K and V heads interleave: 2k is the key of KV head k, 2k+1 its value."""
+    shape = (model.num_layers, num_pages, page_size, 2 * model.num_kv_heads, model.head_dim)
+    return jnp.zeros(shape, dtype)
+
+
+def num_pages(config: EngineConfig, model: CacheShape, *, step_bytes: int) -> int:
+    """Pages of the pool, page 0 (scratch) included.
+
+    Args:
+      config: resolved options.
+      step_bytes: temporaries of the largest step, from the compiler.
+
+    Raises:
+      ConfigError: not even one sequence of `max_model_len` fits (or one block, where the size was set by hand).
+    """
+    if config.num_kv_blocks is not None:
+        return config.num_kv_blocks + 1
+    assert config.max_model_len is not None and config.max_num_seqs is not None
+    size = page_bytes(model, config.block_size, config.dtype)
+    per_sequence = -(-config.max_model_len // config.block_size)
+    most = per_sequence * config.max_num_seqs + 1
+    room = config.kv_cache_bytes if config.kv_cache_bytes is not None else _free_bytes(config, step_bytes)
+    pages = min(most, room // size)
+    if pages > _GRANULE:
+        pages -= pages % _GRANULE
+    if pages < min(per_sequence + 1, most):
+        raise ConfigError(
+            f"the KV cache has room for {pages} blocks of {config.block_size} tokens ({room / 2**20:.0f} MiB), but one "
+            f"sequence of max_model_len={config.max_model_len} needs {per_sequence + 1}: lower max_model_len or give "
+            f"kv_cache_bytes"
+        )
+    return pages
+
+
+def _free_bytes(config: EngineConfig, step_bytes: int) -> int:
+    """Device memory left for the pool."""
+    device = jax.devices()[0]
+    if device.platform == "cpu":
+        host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return min(CPU_POOL_BYTES, host // 4)
+    stats = device.memory_stats() or {}
+    if "bytes_limit" not in stats:
+        raise ConfigError(f"device {device} does not tell its memory: give kv_cache_bytes or num_kv_blocks")
+    return int(stats["bytes_limit"] * config.gpu_memory_utilization) - stats["bytes_in_use"] - step_bytes

@@ -1,0 +1,101 @@
+"""The one function that runs on the device each step; every bucket is a compilation of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from jaxpaged.device import batch as batches
+from jaxpaged.device.batch import Batch
+from jaxpaged.device.buckets import Bucket
+from jaxpaged.device.sampling import Sampled, sample
+from jaxpaged.device.slots import Slots
+from jaxpaged.layers.attention import PagedContext
+
+
+@dataclass(frozen=True)
+class StepOptions:
+    """What is static in a step, besides its bucket.
+
+    Attributes:
+      page_size: tokens in a page.
+      vocab_size: tokens that may be produced; the head may have more rows.
+      max_logprobs: columns of top log-probabilities.
+      implementation: attention kernels, by name.
+      small_head: a mixed step in which at most this many rows sample runs the head on that many rows only;
+        0: always on all rows. Worth a branch where the head's cost grows with its rows (CPU).
+    """
+
+    page_size: int
+    vocab_size: int
+    max_logprobs: int
+    implementation: str
+    small_head: int = 0
+
+
+StepFunction = Callable[[dict, jax.Array, Slots, jax.Array], tuple[jax.Array, Slots, Sampled]]
+
+
+def make_step(module: nn.Module, options: StepOptions, bucket: Bucket) -> StepFunction:
+    """`step(params, kv_pages, slots, packed) -> (kv_pages, slots, sampled)`, to be jitted.
+
+    `kv_pages` and `slots` are meant to be donated. `sampled` has a row per entry of the batch's `sample_rows`.
+    """
+
+    def step(params: dict, kv_pages: jax.Array, slots: Slots, packed: jax.Array):
+        batch = batches.unpack(packed, bucket)
+        slots = batches.append_blocks(slots, batch)
+        with jax.named_scope("lay_out"):
+            layout = batches.lay_out(slots, batch, bucket, options.page_size)
+        context = PagedContext(
+            kv_pages=kv_pages,
+            slot_mapping=layout.slot_mapping,
+            kv_lens=layout.kv_lens,
+            page_indices=layout.page_indices,
+            cu_q_lens=layout.query_start_loc,
+            num_seqs=batch.num_rows[None],
+            implementation=options.implementation,
+        )
+        hidden, context = module.apply({"params": params}, layout.token_ids, layout.positions, context)
+        last = hidden.at[layout.query_start_loc[batch.sample_rows + 1] - 1].get(mode="clip")
+        with jax.named_scope("sample"):
+            sampled = _head(module, options, bucket, params, last, slots, batch)
+        return context.kv_pages, batches.record_tokens(slots, batch, sampled.tokens), sampled
+
+    return step
+
+
+def _head(
+    module: nn.Module,
+    options: StepOptions,
+    bucket: Bucket,
+    params: dict,
+    hidden: jax.Array,
+    slots: Slots,
+    batch: Batch,
+) -> Sampled:
+    """Logits and sampling of the S rows' last hidden states [S, D]."""
+    rows = jnp.minimum(batch.sample_rows, bucket.rows - 1)  # padding repeats a row; its result is dropped
+    slot, positions = batch.slots[rows], (batch.starts + batch.query_lens)[rows]
+
+    def first(n: int) -> Sampled:
+        logits = module.apply({"params": params}, hidden[:n], method="logits")
+        sampled = sample(
+            logits,
+            slots,
+            slot[:n],
+            positions[:n],
+            vocab_size=options.vocab_size,
+            max_logprobs=options.max_logprobs,
+        )
+        return jax.tree.map(lambda x: jnp.pad(x, ((0, bucket.rows - n),) + ((0, 0),) * (x.ndim - 1)), sampled)
+
+    if bucket.decode_only or not 0 < options.small_head < bucket.rows:
+        return first(bucket.rows)
+    return jax.lax.cond(
+        batch.num_samples <= options.small_head, lambda: first(options.small_head), lambda: first(bucket.rows)
+    )
