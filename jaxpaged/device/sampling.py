@@ -132,7 +132,7 @@ def _heaviest(values: jax.Array, weights: jax.Array, needed: jax.Array) -> jax.A
     sort. Equal values have equal weights; of those at the threshold the lowest indices are kept.
     """
     bits = jax.lax.bitcast_convert_type(values, jnp.uint32)
-    keys = jnp.where(bits >> 31 == 1, ~bits, bits | 0x80000000)  # unsigned order = float order
+    keys = jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(0x80000000))  # unsigned order = float order
 
     def refine(i: jax.Array, threshold: jax.Array) -> jax.Array:
         candidate = threshold | (jnp.uint32(1) << (31 - i).astype(jnp.uint32))

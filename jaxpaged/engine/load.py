@@ -1,0 +1,124 @@
+"""From engine options to a warm engine: read the model, place its weights, build both halves, compile."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from jaxpaged import models
+from jaxpaged.checkpoint.load import load_params
+from jaxpaged.checkpoint.source import ModelSource, eos_token_ids, open_model
+from jaxpaged.config import EngineConfig, resolve
+from jaxpaged.core.block_manager import BlockManager
+from jaxpaged.core.scheduler import Scheduler
+from jaxpaged.device.buckets import bucket_table
+from jaxpaged.device.compilation import use_persistent_cache
+from jaxpaged.device.platform import native_bfloat16, platform
+from jaxpaged.device.runner import Runner
+from jaxpaged.engine.engine import Engine
+from jaxpaged.text.tokenizer import Tokenizer
+
+# Called with (stage, done, total); stages are "load" (bytes) and "warm-up" (programs).
+Progress = Callable[[str, int, int], None]
+
+
+def load_engine(config: EngineConfig, progress: Progress | None = None) -> tuple[Engine, Tokenizer]:
+    """Reads a model by name and builds its engine.
+
+    Raises:
+      ModelError: the model cannot be found, is of an unknown type, or its tensors do not match.
+      ConfigError: an option contradicts the model or the machine.
+    """
+    source = open_model(config.model)
+    family = models.get_family(str(source.config.get("model_type")))
+    model_config = family.config_from_hf(source.config)
+    tokenizer = Tokenizer.from_name(config.tokenizer) if config.tokenizer else Tokenizer.from_source(source)
+    config = resolve_for(config, source.dtype, model_config.max_position_embeddings)
+    module = family.module(config=model_config, dtype=jnp.dtype(config.dtype))
+    params = _params(family, module, config, source, progress)
+    engine = build_engine(
+        module,
+        params,
+        config,
+        vocab_size=min(model_config.vocab_size, max(tokenizer.vocab_size, 1)),
+        eos_token_ids=eos_token_ids(source, tokenizer),
+        progress=progress,
+    )
+    return engine, tokenizer
+
+
+def resolve_for(config: EngineConfig, checkpoint_dtype: str, model_max_len: int) -> EngineConfig:
+    """`config` with every default filled in for this machine and model."""
+    return resolve(
+        config,
+        platform=platform(),
+        native_bfloat16=native_bfloat16(),
+        checkpoint_dtype=checkpoint_dtype,
+        model_max_len=model_max_len,
+    )
+
+
+def build_engine(
+    module: nn.Module,
+    params: dict,
+    config: EngineConfig,
+    *,
+    vocab_size: int,
+    eos_token_ids: tuple[int, ...] = (),
+    progress: Progress | None = None,
+    **runner_options: Any,
+) -> Engine:
+    """An engine for a module and its params, compiled if `config.warmup`.
+
+    Args:
+      config: resolved options.
+      vocab_size: ids from there on are neither accepted in prompts nor produced.
+      runner_options: passed on to `Runner`.
+    """
+    use_persistent_cache(config.compilation_cache_dir)
+    assert config.max_num_seqs and config.max_num_batched_tokens and config.max_model_len
+    if "buckets" not in runner_options:
+        # XLA:CPU is slower with a few rows of bfloat16 than with eight.
+        few = 8 if platform() == "cpu" and config.dtype != "float32" else 1
+        table = bucket_table(config.max_num_seqs, config.max_num_batched_tokens, min_decode_rows=few)
+        runner_options["buckets"] = table
+    runner = Runner(module, params, config, vocab_size=vocab_size, **runner_options)
+    config = dataclasses.replace(config, num_kv_blocks=runner.num_pages - 1)
+    blocks = BlockManager(runner.num_pages - 1, config.block_size, enable_prefix_caching=config.enable_prefix_caching)
+    scheduler = Scheduler(
+        blocks,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=config.max_model_len,
+    )
+    if config.warmup:
+        runner.warm_up(_stage(progress, "warm-up"))
+    return Engine(scheduler, runner, config, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
+
+
+def _params(
+    family: models.ModelFamily,
+    module: nn.Module,
+    config: EngineConfig,
+    source: ModelSource,
+    progress: Progress | None,
+) -> dict:
+    """The model's weights, read or (load_format="dummy") drawn."""
+    if config.load_format == "dummy":
+        return jax.jit(models.random_params, static_argnums=(0, 1))(module, config.seed)
+    return load_params(
+        family.table(module.config),  # pyright: ignore[reportAttributeAccessIssue]
+        models.abstract_params(module),
+        source.tensors(),
+        dtype=config.dtype,
+        progress=_stage(progress, "load"),
+    )
+
+
+def _stage(progress: Progress | None, stage: str) -> Callable[[int, int], None] | None:
+    return (lambda done, total: progress(stage, done, total)) if progress else None

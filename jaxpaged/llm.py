@@ -1,0 +1,189 @@
+"""Offline use: text or token ids in, text and token ids out, in the caller's process."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from tqdm.auto import tqdm
+
+from jaxpaged.config import engine_config
+from jaxpaged.core.sampling_params import SamplingParams
+from jaxpaged.engine.load import load_engine
+from jaxpaged.engine.output import OutputProcessor, RequestOutput
+from jaxpaged.errors import InvalidRequestError
+from jaxpaged.text.chat import render_chat
+
+Prompt = str | Sequence[int] | np.ndarray
+Message = Mapping[str, Any]
+
+
+def generate(
+    model: str,
+    prompts: Prompt | Sequence[Prompt],
+    sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+    **engine_options: Any,
+) -> list[RequestOutput]:
+    """Loads `model`, continues `prompts`, and returns one output a prompt, in order.
+
+    To call it more than once, keep an `LLM`: loading and compiling happen each time here.
+
+    Args:
+      model: "demo", a local folder, a `.gguf` file, or a Hugging Face name.
+      prompts: text or token ids, or a list that may mix them.
+      sampling_params: for all prompts, or one a prompt.
+      engine_options: fields of `EngineConfig`.
+    """
+    return LLM(model, **engine_options).generate(prompts, sampling_params)
+
+
+class LLM:
+    """A model, ready to generate.
+
+    Attributes:
+      engine: the engine that runs it.
+      tokenizer: its tokenizer.
+    """
+
+    def __init__(self, model: str, *, use_tqdm: bool = True, **engine_options: Any):
+        """Loads the model and compiles its programs.
+
+        Args:
+          model: as for `generate`.
+          use_tqdm: show progress bars while loading and warming up.
+          engine_options: fields of `EngineConfig`.
+        """
+        config = engine_config(model, **engine_options)
+        with _ProgressBars(enabled=use_tqdm) as bars:
+            self.engine, self.tokenizer = load_engine(config, bars.update)
+        self._ids = itertools.count()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Continues the prompts and returns one output each, in order.
+
+        Raises:
+          InvalidRequestError: a prompt or its parameters are wrong; nothing has been started then.
+        """
+        batch = _as_batch(prompts)
+        params = _as_params(sampling_params, len(batch))
+        texts = [prompt if isinstance(prompt, str) else None for prompt in batch]
+        ids = [self.tokenizer.encode(p) if isinstance(p, str) else _as_ids(p) for p in batch]
+        return self._run(ids, texts, params, use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        **template_options: Any,
+    ) -> list[RequestOutput]:
+        """Answers one conversation or a list of them, through the model's chat template.
+
+        Args:
+          messages: dicts with `role` and `content`; or a list of such conversations.
+          template_options: passed on to `render_chat`.
+        """
+        single = len(messages) > 0 and isinstance(messages[0], Mapping)
+        conversations: Sequence[Any] = [messages] if single else messages
+        ids = [render_chat(self.tokenizer, conversation, **template_options) for conversation in conversations]
+        return self._run(ids, [None] * len(ids), _as_params(sampling_params, len(ids)), use_tqdm)
+
+    def _run(
+        self, ids: list[list[int]], texts: list[str | None], params: list[SamplingParams], use_tqdm: bool
+    ) -> list[RequestOutput]:
+        requests = [
+            self.engine.make_request(f"{next(self._ids)}", prompt, p) for prompt, p in zip(ids, params, strict=True)
+        ]
+        processor = OutputProcessor(self.tokenizer)
+        finished: dict[str, RequestOutput] = {}
+        try:
+            for request, text in zip(requests, texts, strict=True):
+                self.engine.add_request(request)
+                processor.add(request, text)
+            with tqdm(total=len(requests), desc="Generating", unit="req", disable=not use_tqdm) as bar:
+                while len(finished) < len(requests):
+                    outputs, stopped = processor.process(self.engine.step())
+                    for request_id in stopped:
+                        self.engine.abort(request_id)
+                    done = {output.request_id: output for output in outputs if output.finished}
+                    finished |= done
+                    bar.update(len(done))
+        finally:  # an interrupted call must leave nothing behind in the engine
+            for request in requests:
+                if request.request_id not in finished:
+                    self.engine.abort(request.request_id)
+            while self.engine.has_work:
+                self.engine.step()
+        return [finished[request.request_id] for request in requests]
+
+
+class _ProgressBars:
+    """One progress bar a stage of loading."""
+
+    _UNITS = {"load": ("Loading weights", "B", True), "warm-up": ("Compiling programs", "program", False)}
+
+    def __init__(self, enabled: bool):
+        self._enabled = enabled
+        self._bars: dict[str, tqdm] = {}
+
+    def __enter__(self) -> _ProgressBars:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for bar in self._bars.values():
+            bar.close()
+
+    def update(self, stage: str, done: int, total: int) -> None:
+        """Moves the bar of `stage` to `done` of `total`."""
+        if not self._enabled:
+            return
+        if stage not in self._bars:
+            description, unit, scale = self._UNITS[stage]
+            self._bars[stage] = tqdm(total=total, desc=description, unit=unit, unit_scale=scale)
+        bar = self._bars[stage]
+        bar.update(done - bar.n)
+
+
+def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """A list of prompts from one prompt or several."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if isinstance(prompts, np.ndarray) and prompts.ndim == 1 and prompts.dtype != object:
+        return [prompts]
+    batch = list(prompts)
+    if batch and not any(isinstance(p, (str, Sequence, np.ndarray)) for p in batch):
+        return [batch]  # one prompt of ids, right or wrong: the ids are checked later
+    return batch
+
+
+def _as_ids(prompt: Any) -> list[int]:
+    """Token ids as a list of Python values; their range is checked by the engine."""
+    if isinstance(prompt, np.ndarray):
+        if prompt.ndim != 1:
+            raise InvalidRequestError(
+                f"a prompt of token ids must be flat, not of shape {prompt.shape}", param="prompt"
+            )
+        return prompt.tolist()
+    if not isinstance(prompt, Sequence):
+        raise InvalidRequestError(f"prompt {prompt!r} is neither text nor a list of token ids", param="prompt")
+    return list(prompt)
+
+
+def _as_params(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+    """One SamplingParams a prompt."""
+    if params is None:
+        params = SamplingParams()
+    if isinstance(params, SamplingParams):
+        return [params] * count
+    if len(params) != count:
+        raise InvalidRequestError(f"{len(params)} sampling_params for {count} prompts", param="sampling_params")
+    return list(params)
