@@ -31,13 +31,15 @@ class Request:
       cache_salt: requests share cached blocks only with requests of the same salt.
       slot: its row on the device while RUNNING, else -1.
       num_cached_tokens: prompt tokens found in the prefix cache at first admission; -1 before.
+      block_hashes, num_registered_blocks, prefix_node, weight_version: the prefix cache's notes on this request;
+        nobody else writes them.
     """
 
     __slots__ = (
         "all_token_ids", "arrival_time", "block_hashes", "block_ids", "cache_salt", "eos_token_ids", "finish_reason",
         "max_total_tokens", "num_cached_tokens", "num_computed_tokens", "num_inflight_tokens", "num_preemptions",
-        "num_prompt_tokens", "num_registered_blocks", "params", "request_id", "seed", "slot", "status", "stop_reason",
-        "stop_token_ids",
+        "num_prompt_tokens", "num_registered_blocks", "params", "prefix_node", "request_id", "seed", "slot", "status",
+        "stop_reason", "stop_token_ids", "weight_version",
     )  # fmt: skip
 
     def __init__(
@@ -72,6 +74,8 @@ class Request:
         self.block_ids: list[int] = []
         self.block_hashes: list[bytes] = []  # of full blocks of known tokens, computed lazily
         self.num_registered_blocks = 0  # leading blocks already entered in the prefix cache
+        self.prefix_node: int | bytes = b""  # the cache's node after those blocks
+        self.weight_version = -1  # the weights that block_hashes and the blocks belong to
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
 

@@ -1,0 +1,156 @@
+"""Who holds which block of the KV pool."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from jaxpaged.core.free_list import FreeList
+from jaxpaged.core.prefix_cache import HashFunction, PrefixCache, sha256
+from jaxpaged.core.request import Request
+
+
+class BlockManager:
+    """Reference-counted blocks 1 to `num_blocks` of `block_size` tokens; block 0 is scratch, never given out.
+
+    A block is *referenced* (in some request's table), *cached* (in none, but findable as the prefix of a later
+    request until it is reused), or *free*. The last two are on one list, least recently used first, and free
+    ones before cached ones: `num_available_blocks` counts both.
+
+    A block becomes findable when the step that writes it has been scheduled, not when it has run: steps run in
+    order, and in a step every row writes before any row reads. So two equal prompts share even in one step.
+
+    Args:
+      num_blocks: size of the pool, scratch not counted.
+      block_size: tokens in a block.
+      enable_prefix_caching: find and share the blocks of common prefixes.
+      hash_function: of the prefix cache; only for tests.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        enable_prefix_caching: bool = True,
+        *,
+        hash_function: HashFunction = sha256,
+    ):
+        assert num_blocks >= 1 and block_size >= 1, (num_blocks, block_size)
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.enable_prefix_caching = enable_prefix_caching
+        self.num_cached_blocks = 0
+        self._cache = PrefixCache(num_blocks, block_size, hash_function)
+        self._refs = [0] * (num_blocks + 1)
+        self._free = FreeList(num_blocks)
+
+    @property
+    def num_available_blocks(self) -> int:
+        """Blocks that can be given out: free and cached."""
+        return len(self._free)
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that hold nothing of use."""
+        return len(self._free) - self.num_cached_blocks
+
+    @property
+    def num_used_blocks(self) -> int:
+        """Blocks in some request's table."""
+        return self.num_blocks - len(self._free)
+
+    @property
+    def weight_version(self) -> int:
+        """How many times the prefix cache was reset."""
+        return self._cache.weight_version
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that `num_tokens` tokens occupy."""
+        return -(-num_tokens // self.block_size)
+
+    def find_prefix(self, request: Request) -> list[int]:
+        """Blocks of the longest cached prefix of a request that holds none.
+
+        Whole blocks only, and never the last token: it has to be fed for the next one to be sampled.
+        """
+        if not self.enable_prefix_caching:
+            return []
+        return self._cache.match(request, (request.num_tokens - 1) // self.block_size)
+
+    def num_available_after(self, prefix: Sequence[int]) -> int:
+        """`num_available_blocks` as it would be once `prefix` is shared."""
+        refs = self._refs
+        return len(self._free) - sum(not refs[block] for block in prefix)
+
+    def share_prefix(self, request: Request, prefix: Sequence[int]) -> None:
+        """Starts a request's table with the blocks that `find_prefix` found."""
+        assert not request.block_ids, f"{request.request_id} holds blocks already"
+        refs = self._refs
+        for block in prefix:
+            if not refs[block]:
+                self._free.remove(block)
+                self.num_cached_blocks -= 1
+            refs[block] += 1
+        request.block_ids = list(prefix)
+        self._cache.resume(request, request.block_ids)
+
+    def append_block(self, request: Request) -> int:
+        """Appends the least useful available block to a request's table. There must be one."""
+        block = self._free.pop_front()
+        if block in self._cache:
+            self._cache.remove(block)
+            self.num_cached_blocks -= 1
+        self._refs[block] = 1
+        request.block_ids.append(block)
+        return block
+
+    def register(self, request: Request) -> None:
+        """Makes the blocks findable that scheduled steps fill with tokens known on the host."""
+        if not self.enable_prefix_caching:
+            return
+        full = min(request.num_computed_tokens, len(request.all_token_ids)) // self.block_size
+        if full <= request.num_registered_blocks:
+            return
+        for block in self._cache.enter(request, full):
+            if not self._refs[block]:  # it is on the list as cached
+                self._free.remove(block)
+                self._free.push_front(block)
+                self.num_cached_blocks -= 1
+
+    def release(self, request: Request) -> None:
+        """Takes all blocks from a request, its tail to be reused first."""
+        self.register(request)
+        for block in reversed(request.block_ids):
+            self._refs[block] -= 1
+            if self._refs[block]:
+                continue
+            if block in self._cache:
+                self._free.push_back(block)
+                self.num_cached_blocks += 1
+            else:
+                self._free.push_front(block)
+        request.block_ids = []
+        request.num_registered_blocks = 0
+
+    def reset_prefix_cache(self) -> None:
+        """Forgets every cached prefix, because the weights changed. Blocks in use stay with their requests."""
+        self._cache.clear()
+        self.num_cached_blocks = 0
+
+    def check_invariants(self, tables: Iterable[Sequence[int]]) -> None:
+        """Raises AssertionError unless the books agree with the given tables, one for each request with blocks."""
+        refs = [0] * (self.num_blocks + 1)
+        for table in tables:
+            assert len(set(table)) == len(table), f"a block twice in one table: {table}"
+            for block in table:
+                assert 1 <= block <= self.num_blocks, f"block {block} is not in the pool"
+                refs[block] += 1
+        assert refs == self._refs, "reference counts differ from table entries"
+        listed = list(self._free)
+        assert len(set(listed)) == len(listed) == len(self._free), "the free list is broken"
+        assert set(listed) == {b for b in range(1, self.num_blocks + 1) if not refs[b]}, "free and referenced overlap"
+        kinds = [block in self._cache for block in listed]
+        assert sum(kinds) == self.num_cached_blocks, "cached blocks miscounted"
+        assert kinds == sorted(kinds), "a cached block would be reused before a free one"
+        assert self.num_free_blocks + self.num_used_blocks + self.num_cached_blocks == self.num_blocks
+        assert self.enable_prefix_caching or not len(self._cache)
+        self._cache.check_invariants()

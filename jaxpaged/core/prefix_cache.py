@@ -1,0 +1,164 @@
+"""Which block holds the keys and values of which token prefix.
+
+A full block is found by a digest that covers its tokens and everything before them:
+
+    root   = H(tagged, length-prefixed extra keys: weight version, cache salt)
+    digest = H(parent digest + token ids as 4-byte integers)
+
+A digest only finds a candidate. The candidate is believed when its stored tokens are the ones asked for and
+its stored parent is the very entry the search came through, so a colliding or even constant hash function
+costs hits, never right answers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Callable
+from typing import NamedTuple
+
+from jaxpaged.core.request import Request
+
+HashFunction = Callable[[bytes], bytes]
+Node = int | bytes  # an entry's serial number; for the root, its encoded extra keys
+
+
+def sha256(data: bytes) -> bytes:
+    """The default hash function: 32 bytes."""
+    return hashlib.sha256(data).digest()
+
+
+class Entry(NamedTuple):
+    """What is known of a cached block.
+
+    Attributes:
+      digest: where the index has it.
+      parent: the node before it.
+      tokens: its token ids as bytes.
+      node: its serial number, never given twice: block ids come again, nodes do not.
+    """
+
+    digest: bytes
+    parent: Node
+    tokens: bytes
+    node: int
+
+
+class PrefixCache:
+    """An index from prefixes to blocks. It owns no blocks: the block manager says what is entered and removed."""
+
+    def __init__(self, num_blocks: int, block_size: int, hash_function: HashFunction = sha256):
+        self.block_size = block_size
+        self.weight_version = 0
+        self._hash = hash_function
+        self._index: dict[bytes, int] = {}
+        self._entries: list[Entry | None] = [None] * (num_blocks + 1)
+        self._num_nodes = 0
+
+    def __contains__(self, block: int) -> bool:
+        return self._entries[block] is not None
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def match(self, request: Request, max_blocks: int) -> list[int]:
+        """Blocks of the longest cached prefix of a request's tokens, at most `max_blocks`."""
+        if request.weight_version != self.weight_version:
+            request.weight_version = self.weight_version
+            request.block_hashes.clear()
+        blocks: list[int] = []
+        node: Node = self._root(request)
+        for i, digest in enumerate(self._digests(request, max_blocks)[:max_blocks]):
+            block = self.find(digest, node, self._tokens(request, i))
+            if block is None:
+                break
+            blocks.append(block)
+            node = self._entry(block).node
+        return blocks
+
+    def find(self, digest: bytes, parent: Node, tokens: bytes) -> int | None:
+        """The block cached under exactly this digest, parent and tokens, or None."""
+        block = self._index.get(digest)
+        if block is None:
+            return None
+        entry = self._entry(block)
+        return block if entry.parent == parent and entry.tokens == tokens else None
+
+    def resume(self, request: Request, blocks: list[int]) -> None:
+        """Notes that `request` starts with these cached blocks: what it enters later comes after them."""
+        request.num_registered_blocks = len(blocks)
+        request.prefix_node = self._entry(blocks[-1]).node if blocks else self._root(request)
+
+    def enter(self, request: Request, num_blocks: int) -> list[int]:
+        """Makes a request's first `num_blocks` blocks, full of known tokens, findable.
+
+        A prefix that is cached already keeps its block.
+
+        Returns:
+          Blocks of other prefixes that lost their entry because their digest collides.
+        """
+        displaced: list[int] = []
+        if request.weight_version != self.weight_version:
+            return displaced  # its keys and values are the old weights'
+        node = request.prefix_node
+        digests = self._digests(request, num_blocks)
+        for i in range(request.num_registered_blocks, num_blocks):
+            digest, tokens = digests[i], self._tokens(request, i)
+            block = self.find(digest, node, tokens)
+            if block is None:
+                other = self._index.get(digest)
+                if other is not None:
+                    self.remove(other)
+                    displaced.append(other)
+                block = request.block_ids[i]
+                self._num_nodes += 1
+                self._entries[block] = Entry(digest, node, tokens, self._num_nodes)
+                self._index[digest] = block
+            node = self._entry(block).node
+        request.num_registered_blocks = num_blocks
+        request.prefix_node = node
+        return displaced
+
+    def remove(self, block: int) -> None:
+        """Forgets a cached block, because it is to hold something else."""
+        del self._index[self._entry(block).digest]
+        self._entries[block] = None
+
+    def clear(self) -> None:
+        """Forgets every block and starts a new weight version: requests under way enter nothing more."""
+        self._index.clear()
+        self._entries = [None] * len(self._entries)
+        self.weight_version += 1
+
+    def check_invariants(self) -> None:
+        """Raises AssertionError unless index and entries mirror each other."""
+        entered = {entry.digest: block for block, entry in enumerate(self._entries) if entry is not None}
+        assert entered == self._index, "prefix index and entries disagree"
+        assert 0 not in entered.values(), "the scratch block is cached"
+
+    def _entry(self, block: int) -> Entry:
+        entry = self._entries[block]
+        assert entry is not None, f"block {block} is not cached"
+        return entry
+
+    def _root(self, request: Request) -> bytes:
+        keys = [(b"weights", self.weight_version.to_bytes(8, "little"))]
+        if request.cache_salt is not None:
+            keys.append((b"salt", request.cache_salt.encode("utf-8", "surrogatepass")))
+        # Lengths before contents: no value can pass for another tag, or for the end of the one before.
+        return b"".join(
+            len(tag).to_bytes(8, "little") + tag + len(value).to_bytes(8, "little") + value for tag, value in keys
+        )
+
+    def _digests(self, request: Request, num_blocks: int) -> list[bytes]:
+        digests = request.block_hashes
+        if len(digests) < num_blocks:
+            parent = digests[-1] if digests else self._hash(self._root(request))
+            for i in range(len(digests), num_blocks):
+                parent = self._hash(parent + self._tokens(request, i))
+                digests.append(parent)
+        return digests
+
+    def _tokens(self, request: Request, i: int) -> bytes:
+        size = self.block_size
+        return array("i", request.all_token_ids[i * size : (i + 1) * size]).tobytes()
