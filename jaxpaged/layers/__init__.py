@@ -1,0 +1,1 @@
+"""Flax modules and pure functions that the models are made of. Knows no model and no engine."""

@@ -1,0 +1,257 @@
+"""Attention: a module that makes q, k, v, and a context that says what they attend to.
+
+The context is an argument that travels through the layers, so one model serves from a paged cache (`PagedContext`)
+and is scored or trained without any (`DenseContext`). Another cache is another class with `attend`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from flax import struct
+
+from jaxpaged.layers.axes import Axes, declare
+from jaxpaged.layers.linear import project
+from jaxpaged.layers.norm import declare_norm, rms_norm
+from jaxpaged.layers.rope import apply_rope
+from pallas_kernels.ragged_paged_attention import ragged_paged_attention
+from pallas_kernels.write_kv import write_kv
+
+
+class AttentionContext(Protocol):
+    """What the tokens of a step attend to. A pytree, so that it passes through jit."""
+
+    def attend(
+        self,
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        cos: jax.Array,
+        sin: jax.Array,
+        *,
+        layer: int,
+        sm_scale: float,
+        sliding_window: int | None = None,
+        soft_cap: float | None = None,
+        sinks: jax.Array | None = None,
+    ) -> tuple[jax.Array, AttentionContext]:
+        """Rotates q and k, remembers k and v, attends.
+
+        Args:
+          q: [T, N, H] before rotation; query head n uses KV head n // G.
+          k, v: [T, K, H], k before rotation.
+          cos, sin: float32 [T, R/2], for the first R of H dims.
+          layer: index of the layer, from 0.
+          sm_scale: on the scores, before anything else.
+          sliding_window: a token sees this many tokens, itself included; None: all before it.
+          soft_cap: scores become soft_cap * tanh(scores / soft_cap).
+          sinks: float32 [N], one more score per head that takes weight and gives no value.
+
+        Returns:
+          [T, N, H], and the context for the next layer.
+        """
+        ...
+
+
+@struct.dataclass
+class PagedContext:
+    """Rows of a step over the paged KV cache. Shapes and meanings are those of `ragged_paged_attention`.
+
+    Attributes:
+      kv_pages: [L, P, page_size, 2K, H].
+      slot_mapping: i32[T], page * page_size + offset that token t is written to; padding writes to page 0.
+      kv_lens, page_indices, cu_q_lens, num_seqs: i32[S], i32[S, max_pages], i32[S+1], i32[1].
+      implementation: of both ops; None: the platform's best.
+    """
+
+    kv_pages: jax.Array
+    slot_mapping: jax.Array
+    kv_lens: jax.Array
+    page_indices: jax.Array
+    cu_q_lens: jax.Array
+    num_seqs: jax.Array
+    implementation: str | None = struct.field(pytree_node=False, default=None)
+
+    def attend(
+        self,
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        cos: jax.Array,
+        sin: jax.Array,
+        *,
+        layer: int,
+        sm_scale: float,
+        sliding_window: int | None = None,
+        soft_cap: float | None = None,
+        sinks: jax.Array | None = None,
+    ) -> tuple[jax.Array, PagedContext]:
+        """See `AttentionContext.attend`; the pool is written in place when its buffer is donated."""
+        index = jnp.array([layer], jnp.int32)  # data, not a static index: all layers share one compiled kernel
+        with jax.named_scope("write_kv"):
+            q, kv_pages = write_kv(
+                q, k, v, cos, sin, self.kv_pages, self.slot_mapping, index, implementation=self.implementation
+            )
+        with jax.named_scope("attend"):
+            out = ragged_paged_attention(
+                q,
+                kv_pages,
+                self.kv_lens,
+                self.page_indices,
+                self.cu_q_lens,
+                self.num_seqs,
+                index,
+                sm_scale=sm_scale,
+                sliding_window=sliding_window,
+                soft_cap=soft_cap,
+                sinks=sinks,
+                implementation=self.implementation,
+            )
+        return out, self.replace(kv_pages=kv_pages)
+
+
+@struct.dataclass
+class DenseContext:
+    """Causal attention among the step's own tokens: no cache, differentiable, for scoring and training.
+
+    Attributes:
+      segment_ids: i32[T]; tokens attend only within their own segment, so several sequences can lie in one row.
+        None: one sequence.
+    """
+
+    segment_ids: jax.Array | None = None
+
+    def attend(
+        self,
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        cos: jax.Array,
+        sin: jax.Array,
+        *,
+        layer: int,
+        sm_scale: float,
+        sliding_window: int | None = None,
+        soft_cap: float | None = None,
+        sinks: jax.Array | None = None,
+    ) -> tuple[jax.Array, DenseContext]:
+        """See `AttentionContext.attend`; memory grows with T^2."""
+        del layer
+        with jax.named_scope("attend"):
+            q, k = apply_rope(q, cos, sin), apply_rope(k, cos, sin)
+            mask = _causal_mask(q.shape[0], sliding_window, self.segment_ids)
+            out = _dense_attention(q, k, v, mask, sm_scale=sm_scale, soft_cap=soft_cap, sinks=sinks)
+        return out, self
+
+
+def _causal_mask(length: int, sliding_window: int | None, segment_ids: jax.Array | None) -> jax.Array:
+    """bool [T, T]: whether query (row) sees key (column)."""
+    distance = jnp.arange(length)[:, None] - jnp.arange(length)[None, :]
+    mask = distance >= 0
+    if sliding_window is not None:
+        mask &= distance < sliding_window
+    if segment_ids is not None:
+        mask &= segment_ids[:, None] == segment_ids[None, :]
+    return mask
+
+
+def _dense_attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    mask: jax.Array,
+    *,
+    sm_scale: float,
+    soft_cap: float | None,
+    sinks: jax.Array | None,
+) -> jax.Array:
+    """q [T, N, H], k, v [T, K, H], mask bool [T, T]; scores and weights in float32."""
+    t, n, h = q.shape
+    kv = k.shape[1]
+    precision = jax.lax.Precision.HIGHEST if q.dtype == jnp.float32 else None
+    scores = jnp.einsum(
+        "tkgh,skh->kgts", q.reshape(t, kv, n // kv, h), k, precision=precision, preferred_element_type=jnp.float32
+    )
+    scores = scores * sm_scale
+    if soft_cap is not None:
+        scores = soft_cap * jnp.tanh(scores / soft_cap)
+    scores = jnp.where(mask, scores, -jnp.inf)
+    if sinks is not None:  # one more column of scores, dropped after the softmax
+        sink = jnp.broadcast_to(sinks.astype(jnp.float32).reshape(kv, n // kv, 1, 1), (*scores.shape[:-1], 1))
+        scores = jnp.concatenate([scores, sink], axis=-1)
+    weights = jax.nn.softmax(scores, axis=-1)[..., :t].astype(v.dtype)
+    return jnp.einsum("kgts,skh->tkgh", weights, v, precision=precision).reshape(t, n, h)
+
+
+class Attention(nn.Module):
+    """Grouped-query attention with one fused q, k, v product.
+
+    Attributes:
+      layer: index of the layer.
+      hidden_size, num_heads, num_kv_heads, head_dim: D, N, K, H.
+      sm_scale, sliding_window, soft_cap: see `AttentionContext.attend`.
+      qkv_bias, out_bias: whether the projections have biases.
+      qk_norm: "head": RMS norm of every q and k head (Qwen3, Gemma 3); "full": of all heads together (OLMo 2).
+      norm_eps, norm_offset: of these norms, see `rms_norm`.
+    """
+
+    layer: int
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    sm_scale: float
+    qkv_bias: bool = False
+    out_bias: bool = False
+    qk_norm: str | None = None
+    norm_eps: float = 1e-6
+    norm_offset: float = 0.0
+    sliding_window: int | None = None
+    soft_cap: float | None = None
+    dtype: Any = jnp.bfloat16
+
+    @nn.compact
+    def __call__(
+        self, x: jax.Array, cos: jax.Array, sin: jax.Array, context: AttentionContext
+    ) -> tuple[jax.Array, AttentionContext]:
+        """x [T, D] -> ([T, D], the context for the next layer)."""
+        with jax.named_scope("qkv"):
+            q, k, v = self._qkv(x)
+        out, context = context.attend(
+            q,
+            k,
+            v,
+            cos,
+            sin,
+            layer=self.layer,
+            sm_scale=self.sm_scale,
+            sliding_window=self.sliding_window,
+            soft_cap=self.soft_cap,
+        )
+        width = self.num_heads * self.head_dim
+        o = declare(self, "o", (self.hidden_size, width), ("embed", "heads"), self.dtype)
+        bias = declare(self, "o_bias", (self.hidden_size,), ("embed",), self.dtype) if self.out_bias else None
+        with jax.named_scope("out"):
+            return project(out.reshape(-1, width), o, bias), context
+
+    def _qkv(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """x [T, D] -> q [T, N, H], k and v [T, K, H]."""
+        kv, g, h = self.num_kv_heads, self.num_heads // self.num_kv_heads, self.head_dim
+        shape, axes = (kv, g + 2, h), ("kv_heads", None, "head_dim")
+        weight = declare(self, "qkv", (*shape, self.hidden_size), (*axes, "embed"), self.dtype)
+        bias = declare(self, "qkv_bias", shape, axes, self.dtype) if self.qkv_bias else None
+        y = project(x, weight, bias)
+        q, k, v = y[:, :, :g], y[:, :, g], y[:, :, g + 1]
+        if self.qk_norm == "head":
+            q, k = self._norm("q_norm", q, (h,), ("head_dim",)), self._norm("k_norm", k, (h,), ("head_dim",))
+        elif self.qk_norm == "full":
+            q = self._norm("q_norm", q, (kv, g, h), axes)
+            k = self._norm("k_norm", k, (kv, h), ("kv_heads", "head_dim"))
+        return q.reshape(-1, self.num_heads, h), k, v
+
+    def _norm(self, name: str, x: jax.Array, shape: tuple[int, ...], axes: Axes) -> jax.Array:
+        weight = declare_norm(self, name, shape, self.dtype, offset=self.norm_offset, axes=axes)
+        return rms_norm(x, weight, self.norm_eps, offset=self.norm_offset)
