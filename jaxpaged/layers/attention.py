@@ -6,6 +6,7 @@ and is scored or trained without any (`DenseContext`). Another cache is another 
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, Protocol
 
 import jax
@@ -64,6 +65,7 @@ class PagedContext:
       kv_pages: [L, P, page_size, 2K, H].
       slot_mapping: i32[T], page * page_size + offset that token t is written to; padding writes to page 0.
       kv_lens, page_indices, cu_q_lens, num_seqs: i32[S], i32[S, max_pages], i32[S+1], i32[1].
+      decode_only: a promise that no row has more than one query; None: promised where T == S.
       implementation: of both ops; None: the platform's best.
     """
 
@@ -73,6 +75,7 @@ class PagedContext:
     page_indices: jax.Array
     cu_q_lens: jax.Array
     num_seqs: jax.Array
+    decode_only: bool | None = struct.field(pytree_node=False, default=None)
     implementation: str | None = struct.field(pytree_node=False, default=None)
 
     def attend(
@@ -108,9 +111,10 @@ class PagedContext:
                 sliding_window=sliding_window,
                 soft_cap=soft_cap,
                 sinks=sinks,
+                decode_only=self.decode_only,
                 implementation=self.implementation,
             )
-        return out, self.replace(kv_pages=kv_pages)
+        return out, dataclasses.replace(self, kv_pages=kv_pages)
 
 
 @struct.dataclass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 from flax import linen as nn
@@ -39,7 +39,7 @@ def declare(
     """
     assert len(shape) == len(axes), (name, shape, axes)
     init = init or nn.initializers.normal(0.02)
-    return module.param(name, nn.with_logical_partitioning(init, axes), tuple(shape), dtype)
+    return cast(jax.Array, module.param(name, nn.with_logical_partitioning(init, axes), tuple(shape), dtype))
 
 
 def mesh_spec(axes: Sequence[str | None]) -> PartitionSpec:

@@ -55,7 +55,8 @@ class RopeConfig:
         """Parameter `name`; raises ModelError if it is absent."""
         value = self.get(name)
         if value is None:
-            raise ModelError(f"rope type {self.rope_type!r} needs {name!r}; the config has {sorted(dict(self.parameters))}")
+            have = sorted(dict(self.parameters))
+            raise ModelError(f"rope type {self.rope_type!r} needs {name!r}; the config has {have}")
         return value
 
     @property

@@ -16,7 +16,7 @@ from jaxpaged.checkpoint.table import CheckpointTable
 from jaxpaged.errors import UnknownModelTypeError
 from jaxpaged.layers.attention import DenseContext
 from jaxpaged.layers.axes import mesh_spec
-from jaxpaged.models import llama
+from jaxpaged.models import gemma2, gemma3, llama, mistral, olmo2, phi3, qwen2, qwen3
 from jaxpaged.models.config import ModelConfig
 from jaxpaged.models.decoder import Decoder
 
@@ -37,7 +37,15 @@ class ModelFamily:
 
 
 FAMILIES: dict[str, ModelFamily] = {
+    "gemma2": ModelFamily(gemma2.config_from_hf, gemma2.Gemma2, gemma2.table),
+    "gemma3": ModelFamily(gemma3.config_from_hf, gemma3.Gemma3, gemma3.table),
+    "gemma3_text": ModelFamily(gemma3.config_from_hf, gemma3.Gemma3, gemma3.table),
     "llama": ModelFamily(llama.config_from_hf, llama.Llama, llama.table),
+    "mistral": ModelFamily(mistral.config_from_hf, mistral.Mistral, mistral.table),
+    "olmo2": ModelFamily(olmo2.config_from_hf, olmo2.Olmo2, olmo2.table),
+    "phi3": ModelFamily(phi3.config_from_hf, phi3.Phi3, phi3.table),
+    "qwen2": ModelFamily(qwen2.config_from_hf, qwen2.Qwen2, qwen2.table),
+    "qwen3": ModelFamily(qwen3.config_from_hf, qwen3.Qwen3, qwen3.table),
 }
 """Hugging Face's `model_type` -> the family."""
 

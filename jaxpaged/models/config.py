@@ -65,7 +65,9 @@ class ModelConfig:
         _positive("head_dim", self.head_dim)
         _positive("max_position_embeddings", self.max_position_embeddings)
         if self.num_heads % self.num_kv_heads:
-            raise ModelError(f"num_attention_heads={self.num_heads} is no multiple of key/value heads {self.num_kv_heads}")
+            raise ModelError(
+                f"num_attention_heads={self.num_heads} is no multiple of num_key_value_heads={self.num_kv_heads}"
+            )
         if self.activation not in ACTIVATIONS:
             raise ModelError(f"unknown activation {self.activation!r}; known: {', '.join(sorted(ACTIVATIONS))}")
         for window in self.sliding_windows:
@@ -90,14 +92,14 @@ def read_config(hf: Mapping[str, Any], **facts: Any) -> ModelConfig:
     Raises ModelError for missing or impossible values, UnsupportedError for features that no family here has.
     """
     refuse_unsupported(hf)
-    heads = require(hf, "num_attention_heads")
-    layers = require(hf, "num_hidden_layers")
-    hidden = require(hf, "hidden_size")
-    _positive("num_attention_heads", heads)
+    layers = layer_count(hf)
+    hidden, heads = require(hf, "hidden_size"), require(hf, "num_attention_heads")
     _positive("hidden_size", hidden)
-    _positive("num_hidden_layers", layers)
+    _positive("num_attention_heads", heads)
     head_dim = hf.get("head_dim") or hidden // heads
-    max_len = hf.get("max_position_embeddings") or 2048
+    max_len = require(hf, "max_position_embeddings")
+    _positive("head_dim", head_dim)
+    _positive("max_position_embeddings", max_len)
     fields: dict[str, Any] = {
         "model_type": hf.get("model_type"),
         "vocab_size": require(hf, "vocab_size"),
@@ -128,6 +130,18 @@ def require(hf: Mapping[str, Any], name: str) -> Any:
     return value
 
 
+def layer_count(hf: Mapping[str, Any]) -> int:
+    """`num_hidden_layers`; raises ModelError unless it is a positive integer."""
+    layers = require(hf, "num_hidden_layers")
+    _positive("num_hidden_layers", layers)
+    return layers
+
+
+def fill_defaults(hf: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """The config with `defaults` where it is silent or null."""
+    return {**defaults, **{name: value for name, value in hf.items() if value is not None or name not in defaults}}
+
+
 def refuse_unsupported(hf: Mapping[str, Any]) -> None:
     """Raises UnsupportedError for what would silently give wrong numbers if it were ignored."""
     quantization = hf.get("quantization_config")
@@ -146,8 +160,9 @@ def layer_windows(hf: Mapping[str, Any], layer_types: list[str], window: int | N
 
     Raises ModelError for a wrong count, UnsupportedError for an unknown type.
     """
-    if len(layer_types) != hf["num_hidden_layers"]:
-        raise ModelError(f"layer_types has {len(layer_types)} entries for {hf['num_hidden_layers']} layers")
+    layers = layer_count(hf)
+    if len(layer_types) != layers:
+        raise ModelError(f"layer_types has {len(layer_types)} entries for num_hidden_layers={layers}")
     windows = {"full_attention": None, "sliding_attention": window}
     unknown = sorted(set(layer_types) - set(windows))
     if unknown:

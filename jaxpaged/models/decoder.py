@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -73,11 +72,7 @@ class Decoder(nn.Module):
 
     config: ModelConfig
     dtype: Any = jnp.bfloat16
-
-    @property
-    def block(self) -> Callable[..., Block]:
-        """The family's Block."""
-        raise NotImplementedError
+    block: ClassVar[type[Block]] = Block
 
     def setup(self) -> None:
         c = self.config

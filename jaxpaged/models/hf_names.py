@@ -60,8 +60,8 @@ def _attention(config: ModelConfig, ours: str, theirs: str, fused: bool) -> list
         weights.append(Weight(f"{ours}/o_bias", (f"{theirs}.o_proj.bias",)))
     if config.qk_norm:
         full = config.qk_norm == "full"
-        weights.append(Weight(f"{ours}/q_norm", (f"{theirs}.q_norm.weight",), reshape(kv, g, h) if full else reshape(h)))
-        weights.append(Weight(f"{ours}/k_norm", (f"{theirs}.k_norm.weight",), reshape(kv, h) if full else reshape(h)))
+        shapes = {"q_norm": (kv, g, h), "k_norm": (kv, h)} if full else {"q_norm": (h,), "k_norm": (h,)}
+        weights += [Weight(f"{ours}/{a}", (f"{theirs}.{a}.weight",), reshape(*shape)) for a, shape in shapes.items()]
     return weights
 
 

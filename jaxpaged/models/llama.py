@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 from flax import linen as nn
@@ -37,7 +37,7 @@ class PreNormBlock(Block):
 class Llama(Decoder):
     """A stack of `PreNormBlock`."""
 
-    block = PreNormBlock
+    block: ClassVar[type[Block]] = PreNormBlock
 
 
 def table(config: ModelConfig) -> CheckpointTable:
