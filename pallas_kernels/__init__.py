@@ -1,0 +1,11 @@
+"""Operations of a paged-attention engine, usable without it: this package imports jax and nothing else.
+
+One folder per operation, with the same file names in each: `api.py` checks the arguments and picks an
+implementation, `reference.py` is the specification, `xla.py` runs on any device, `cases.py` holds the inputs that
+tests and benchmarks share.
+"""
+
+from pallas_kernels.ragged_paged_attention import ragged_paged_attention
+from pallas_kernels.write_kv import write_kv
+
+__all__ = ["ragged_paged_attention", "write_kv"]

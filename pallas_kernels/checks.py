@@ -1,0 +1,79 @@
+"""What every operation over the paged KV pool demands of its arguments."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+FLOAT_DTYPES = ("float32", "bfloat16", "float16")
+POOL_DTYPES = (*FLOAT_DTYPES, "float8_e4m3fn", "float8_e5m2", "int8")
+IMPLEMENTATIONS = ("reference", "xla", "gpu", "gpu_hopper", "tpu")
+
+
+def check_shape(name: str, array: Any, shape: tuple[int, ...]) -> None:
+    """Raises ValueError unless `array` has exactly this shape."""
+    if tuple(array.shape) != shape:
+        raise ValueError(f"{name} must have shape {shape}, got {tuple(array.shape)}")
+
+
+def check_index(name: str, array: Any, shape: tuple[int, ...]) -> None:
+    """Raises ValueError unless `array` is an int32 array of this shape."""
+    check_shape(name, array, shape)
+    if array.dtype != jnp.int32:
+        raise ValueError(f"{name} must be int32, got {array.dtype}")
+
+
+def check_float(name: str, array: Any) -> None:
+    """Raises ValueError unless `array` is float32, bfloat16 or float16."""
+    if str(array.dtype) not in FLOAT_DTYPES:
+        raise ValueError(f"{name} must be one of {', '.join(FLOAT_DTYPES)}, got {array.dtype}")
+
+
+def check_packed(name: str, array: Any) -> tuple[int, int, int]:
+    """The shape [tokens, heads, head_dim] of a packed float array; raises ValueError if it is anything else."""
+    if array.ndim != 3 or 0 in array.shape:
+        raise ValueError(f"{name} must be [tokens, heads, head_dim] with no empty axis, got shape {tuple(array.shape)}")
+    check_float(name, array)
+    return array.shape
+
+
+def check_pool(kv_pages: Any) -> tuple[int, int, int, int, int]:
+    """The sizes (L, P, page_size, K, H) of a pool [L, P, page_size, 2K, H]; raises ValueError if it is no such pool."""
+    if kv_pages.ndim != 5 or 0 in kv_pages.shape:
+        raise ValueError(
+            "kv_pages must be [layers, pages, page_size, 2 * kv_heads, head_dim] with no empty axis, "
+            f"got shape {tuple(kv_pages.shape)}"
+        )
+    layers, pages, page_size, heads, head_dim = kv_pages.shape
+    if page_size & (page_size - 1):
+        raise ValueError(f"page_size (axis 2 of kv_pages) must be a power of two, got {page_size}")
+    if heads % 2:
+        raise ValueError(f"kv_pages must interleave K and V heads (an even number, axis 3), got {heads}")
+    if str(kv_pages.dtype) not in POOL_DTYPES:
+        raise ValueError(f"kv_pages must be one of {', '.join(POOL_DTYPES)}, got {kv_pages.dtype}")
+    if layers * pages * page_size >= 2**31:
+        raise ValueError(f"kv_pages has {layers * pages * page_size} slots, more than int32 can index")
+    return layers, pages, page_size, heads // 2, head_dim
+
+
+def pick_implementation(op: str, implementation: str | None, available: Mapping[str, Any]) -> Any:
+    """The function to run: the named one, or the best that this platform has.
+
+    Args:
+      op: name of the operation, for messages.
+      implementation: one of IMPLEMENTATIONS, or None.
+      available: implementation name -> function.
+
+    Raises:
+      ValueError: no such implementation exists.
+      NotImplementedError: it is a known one, but `op` does not have it.
+    """
+    if implementation is None:
+        best = {"gpu": "gpu", "cuda": "gpu", "tpu": "tpu"}.get(jax.default_backend(), "xla")
+        return available.get(best, available["xla"])
+    if implementation not in IMPLEMENTATIONS:
+        raise ValueError(f"implementation must be one of {', '.join(IMPLEMENTATIONS)}, got {implementation!r}")
+    if implementation not in available:
+        raise NotImplementedError(f"{op} has no implementation {implementation!r}; it has {', '.join(available)}")
+    return available[implementation]

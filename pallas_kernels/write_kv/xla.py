@@ -1,0 +1,29 @@
+"""write_kv in plain XLA operations: one scatter of keys and values together, in place."""
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.write_kv.reference import quantize, rotate
+
+
+@jax.jit
+def write_kv(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    cos: jax.Array,
+    sin: jax.Array,
+    kv_pages: jax.Array,
+    slot_mapping: jax.Array,
+    layer: jax.Array,
+    k_scale: float | jax.Array | None,
+    v_scale: float | jax.Array | None,
+) -> tuple[jax.Array, jax.Array]:
+    """See `pallas_kernels.write_kv.api`; the arguments are taken as checked."""
+    layers, pages, page_size, heads, head_dim = kv_pages.shape
+    keys = quantize(rotate(k, cos, sin).astype(k.dtype), k_scale, kv_pages.dtype)
+    values = quantize(v, v_scale, kv_pages.dtype)
+    kv = jnp.stack([keys, values], axis=2).reshape(-1, heads, head_dim)
+    slots = kv_pages.reshape(layers * pages * page_size, heads, head_dim)
+    slots = slots.at[layer[0] * (pages * page_size) + slot_mapping].set(kv, mode="promise_in_bounds")
+    return rotate(q, cos, sin).astype(q.dtype), slots.reshape(kv_pages.shape)
