@@ -1,0 +1,359 @@
+"""The engine for asyncio: a thread runs its loop, and each request is an async stream of outputs.
+
+The engine thread only schedules and launches. Tokenizing and templates run in another thread; detokenizing runs in
+the event loop that reads the stream, so that it overlaps the device's work on the next step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import itertools
+import logging
+import queue
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from jaxpaged.config import EngineConfig
+from jaxpaged.core.request import Request
+from jaxpaged.core.sampling_params import SamplingParams
+from jaxpaged.core.step import RequestUpdate
+from jaxpaged.engine.output import OutputMode, OutputProcessor, RequestOutput
+from jaxpaged.errors import EngineDeadError
+from jaxpaged.text.chat import render_chat
+
+if TYPE_CHECKING:
+    from jaxpaged.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class EngineLike(Protocol):
+    """What AsyncLLM needs of an engine. Only the engine thread calls `add_request`, `abort` and `step`."""
+
+    @property
+    def config(self) -> EngineConfig: ...
+    @property
+    def has_work(self) -> bool: ...
+    def make_request(self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams) -> Request: ...
+    def add_request(self, request: Request) -> None: ...
+    def abort(self, request_id: str) -> RequestUpdate | None: ...
+    def step(self) -> list[RequestUpdate]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRequest:
+    """A checked request that has not been submitted.
+
+    Attributes:
+      request: under an id of its own, whatever id the caller gave.
+      external_id: the caller's id, which outputs carry. It need not be unique.
+      prompt: the text, if the prompt was given as text.
+    """
+
+    request: Request
+    external_id: str
+    prompt: str | None
+
+
+class AsyncLLM:
+    """Serves one engine to coroutines. Use `shutdown` or `close` at the end.
+
+    Attributes:
+      tokenizer: the model's tokenizer.
+      error: what killed the engine; None while it lives.
+    """
+
+    def __init__(
+        self, engine: EngineLike, tokenizer: Tokenizer, *, on_death: Callable[[BaseException], None] | None = None
+    ):
+        """Starts the engine thread.
+
+        Args:
+          engine: driven by that thread alone from now on.
+          on_death: called once, in the engine thread, if the engine fails.
+        """
+        self.tokenizer = tokenizer
+        self.error: BaseException | None = None
+        self._engine, self._on_death = engine, on_death
+        self._processor = OutputProcessor(tokenizer)
+        self._streams: dict[str, _Stream] = {}  # by internal id
+        self._counter = itertools.count()
+        self._closing = False
+        self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._text_pool = ThreadPoolExecutor(1, thread_name_prefix="jaxpaged-text")
+        self._thread = threading.Thread(target=self._run, name="jaxpaged-engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def config(self) -> EngineConfig:
+        """The engine's resolved options."""
+        return self._engine.config
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether new requests will be served."""
+        return self.error is None and not self._closing and self._thread.is_alive()
+
+    @property
+    def num_unfinished(self) -> int:
+        """Requests submitted and not yet ended."""
+        return len(self._streams)
+
+    async def generate(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams,
+        request_id: str | None = None,
+        *,
+        mode: OutputMode = "cumulative",
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Continues a prompt, given as text or token ids. Leaving the loop early aborts the request.
+
+        Raises:
+          InvalidRequestError: the prompt or the parameters are wrong.
+          EngineDeadError: the engine has failed or is shutting down.
+        """
+        prepared = await self.prepare(prompt, params, request_id)
+        async with aclosing(self.stream(prepared, mode=mode)) as outputs:
+            async for output in outputs:
+                yield output
+
+    async def prepare(
+        self, prompt: str | Sequence[int], params: SamplingParams, request_id: str | None = None
+    ) -> PreparedRequest:
+        """Tokenizes and checks a request without starting it; errors as in `generate`."""
+        self._check_alive()
+        arrival_time = time.monotonic()
+        number = next(self._counter)
+        external_id = request_id if request_id is not None else f"request-{number}"
+        internal_id = f"{external_id}#{number}"  # a client's id may come twice, or again while its abort is under way
+
+        def make() -> Request:
+            ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+            return self._engine.make_request(internal_id, ids, params)
+
+        request = await self._off_loop(make)
+        request.arrival_time = arrival_time
+        return PreparedRequest(request, external_id, prompt if isinstance(prompt, str) else None)
+
+    async def render_chat(self, messages: Sequence[Any], **options: Any) -> list[int]:
+        """`text.chat.render_chat` off the event loop."""
+        return await self._off_loop(lambda: render_chat(self.tokenizer, messages, **options))
+
+    async def stream(
+        self, prepared: PreparedRequest, *, mode: OutputMode = "delta"
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Submits a request and yields its outputs. A reader that is slow gets several deltas merged into one."""
+        self._check_alive()
+        request = prepared.request
+        stream = _Stream(prepared.external_id, asyncio.get_running_loop(), merge=mode == "delta")
+        self._processor.add(request, prepared.prompt, mode=mode)
+        self._streams[request.request_id] = stream
+        self._inbox.put(lambda: self._add(request))
+        try:
+            if self.error is not None:  # it died after the check, and may have missed this stream
+                raise self._dead_error()
+            while True:
+                output = await stream.get()
+                yield output
+                if output.finished:
+                    return
+        finally:
+            self._forget(request.request_id)
+
+    def abort(self, request_id: str) -> int:
+        """Ends all live requests that carry this id, with finish_reason "abort". Returns how many.
+
+        A request that is submitted later under the same id is not touched.
+        """
+        internal_ids = [i for i, stream in list(self._streams.items()) if stream.external_id == request_id]
+        for internal_id in internal_ids:
+            self._streams[internal_id].call(functools.partial(self._deliver_abort, internal_id))
+        return len(internal_ids)
+
+    async def shutdown(self, timeout: float | None = 30.0) -> None:
+        """Refuses new requests, waits up to `timeout` seconds for live ones, aborts the rest, stops the thread."""
+        self._closing = True
+        loop = asyncio.get_running_loop()
+        deadline = None if timeout is None else loop.time() + timeout
+        while self._streams and self.error is None and (deadline is None or loop.time() < deadline):
+            await asyncio.sleep(0.02)
+        for internal_id in list(self._streams):
+            self._deliver_abort(internal_id)
+        await asyncio.sleep(0)  # let their readers see it
+        await loop.run_in_executor(None, self.close)
+
+    def close(self) -> None:
+        """Stops the threads after the current step; requests that are still live fail."""
+        self._closing = True
+        self._inbox.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+        self._text_pool.shutdown(wait=False, cancel_futures=True)
+        self._fail_all(EngineDeadError("the engine was shut down"))
+
+    # Below, in the event loop's thread.
+
+    async def _off_loop(self, work: Callable[[], T]) -> T:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._text_pool, work)
+        except RuntimeError as e:
+            if self._closing:
+                raise self._dead_error() from e
+            raise
+
+    def _check_alive(self) -> None:
+        if not self.is_healthy:
+            raise self._dead_error()
+
+    def _dead_error(self) -> EngineDeadError:
+        error = EngineDeadError(
+            f"the engine has failed: {self.error!r}" if self.error is not None else "the engine is shutting down"
+        )
+        error.__cause__ = self.error
+        return error
+
+    def _deliver(self, updates: list[RequestUpdate]) -> None:
+        for update in updates:
+            stream = self._streams.get(update.request_id)
+            if stream is None:
+                continue
+            try:
+                outputs, to_abort = self._processor.process([update])
+            except Exception as e:  # a fault in one request's text is that request's alone
+                logger.exception("request %s: its output could not be made", stream.external_id)
+                stream.fail(e)
+                self._forget(update.request_id)
+                continue
+            for request_id in to_abort:
+                self._abort_in_engine(request_id)
+            for output in outputs:
+                self._put(stream, output, update.request_id)
+
+    def _deliver_abort(self, internal_id: str) -> None:
+        output = self._processor.abort(internal_id)
+        stream = self._streams.get(internal_id)
+        if output is not None and stream is not None:
+            self._put(stream, output, internal_id)
+            self._abort_in_engine(internal_id)
+
+    def _put(self, stream: _Stream, output: RequestOutput, internal_id: str) -> None:
+        output.request_id = stream.external_id
+        stream.put(output)
+        if output.finished:
+            self._streams.pop(internal_id, None)
+
+    def _forget(self, internal_id: str) -> None:
+        """Ends a request that nobody reads any more; does nothing to one that has ended."""
+        if self._streams.pop(internal_id, None) is not None:
+            self._processor.abort(internal_id)
+            self._abort_in_engine(internal_id)
+
+    def _abort_in_engine(self, internal_id: str) -> None:
+        self._inbox.put(lambda: self._drop(internal_id))
+
+    # Below, in the engine thread.
+
+    def _run(self) -> None:
+        try:
+            while self._take_commands():
+                if self._engine.has_work:
+                    updates = self._engine.step()
+                    if updates:
+                        self._send(updates)
+        except BaseException as e:
+            self._die(e)
+
+    def _take_commands(self) -> bool:
+        """Runs what the event loops asked for; waits for it if there is nothing else to do. False: stop."""
+        while True:
+            try:
+                command = self._inbox.get(block=not self._engine.has_work)
+            except queue.Empty:
+                return True
+            if command is None:
+                return False
+            command()
+
+    def _add(self, request: Request) -> None:
+        try:
+            self._engine.add_request(request)
+        except Exception as e:
+            stream = self._streams.get(request.request_id)
+            if stream is not None:
+                stream.call(lambda: stream.fail(e))
+
+    def _drop(self, internal_id: str) -> None:
+        self._engine.abort(internal_id)
+
+    def _send(self, updates: list[RequestUpdate]) -> None:
+        """Hands updates to the event loops of their readers: one loop, as a rule."""
+        by_loop: dict[asyncio.AbstractEventLoop, list[RequestUpdate]] = {}
+        for update in updates:
+            stream = self._streams.get(update.request_id)
+            if stream is not None:
+                by_loop.setdefault(stream.loop, []).append(update)
+        for loop, theirs in by_loop.items():
+            try:
+                loop.call_soon_threadsafe(self._deliver, theirs)
+            except RuntimeError:  # that loop has been closed, its readers are gone
+                for update in theirs:
+                    self._forget(update.request_id)
+
+    def _die(self, error: BaseException) -> None:
+        self.error = error
+        logger.critical("the engine has failed; every request fails with it", exc_info=error)
+        self._fail_all(self._dead_error())
+        if self._on_death is not None:
+            self._on_death(error)
+
+    def _fail_all(self, error: EngineDeadError) -> None:
+        for stream in list(self._streams.values()):
+            stream.call(lambda stream=stream: stream.fail(error))
+
+
+class _Stream:
+    """The outputs on their way to one reader: at most one waits, newer ones are merged into it or replace it."""
+
+    def __init__(self, external_id: str, loop: asyncio.AbstractEventLoop, *, merge: bool):
+        self.external_id, self.loop = external_id, loop
+        self._merge = merge
+        self._output: RequestOutput | None = None
+        self._error: BaseException | None = None
+        self._ready = asyncio.Event()
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Calls a function in the reader's event loop; not at all if that is closed."""
+        try:
+            self.loop.call_soon_threadsafe(function)
+        except RuntimeError:
+            logger.debug("the reader of request %s is gone", self.external_id)
+
+    def put(self, output: RequestOutput) -> None:
+        if self._output is not None and self._merge:
+            self._output.extend(output)
+        else:
+            self._output = output
+        self._ready.set()
+
+    def fail(self, error: BaseException) -> None:
+        self._error = error
+        self._ready.set()
+
+    async def get(self) -> RequestOutput:
+        """The next output. Outputs that came before an error are given first."""
+        await self._ready.wait()
+        if self._output is None:
+            assert self._error is not None
+            raise self._error
+        output, self._output = self._output, None
+        if self._error is None:
+            self._ready.clear()
+        return output

@@ -1,0 +1,35 @@
+"""Progress bars of loading and warm-up, on standard error."""
+
+from __future__ import annotations
+
+from tqdm.auto import tqdm
+
+# Stage of `load_engine` -> description, unit, whether to scale the unit (B to MB).
+_STAGES = {"load": ("Loading weights", "B", True), "warm-up": ("Compiling programs", "program", False)}
+
+
+class ProgressBars:
+    """One bar a stage; a context manager, whose `update` is the `progress` argument of `load_engine`."""
+
+    def __init__(self, *, enabled: bool = True):
+        self._enabled = enabled
+        self._bars: dict[str, tqdm] = {}
+
+    def __enter__(self) -> ProgressBars:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for bar in self._bars.values():
+            bar.close()
+
+    def update(self, stage: str, done: int, total: int) -> None:
+        """Moves the bar of `stage` to `done` of `total`."""
+        if not self._enabled:
+            return
+        if stage not in self._bars:
+            description, unit, scale = _STAGES.get(stage, (stage, "it", False))
+            self._bars[stage] = tqdm(total=total, desc=description, unit=unit, unit_scale=scale)
+        bar = self._bars[stage]
+        bar.update(done - bar.n)
+        if done >= total:
+            bar.close()

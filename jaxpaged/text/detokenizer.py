@@ -1,0 +1,255 @@
+"""Token ids to text as they come: whole characters only, and nothing that a stop string may yet take back.
+
+Text of a byte-level BPE is the concatenation of its tokens' bytes, so one UTF-8 decoder does it. Other tokenizers
+(SentencePiece) treat the first piece differently, so each piece is decoded beside the one before it; their byte
+tokens `<0xF0>` go through the same UTF-8 decoder. Either way a token costs the same however long the text is.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from tokenizers import decoders
+
+from jaxpaged.core.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from jaxpaged.text.tokenizer import Tokenizer
+
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_UTF8 = codecs.getincrementaldecoder("utf-8")  # "replace" replaces what can never become a character
+
+
+class Detokenizer:
+    """The text of one request.
+
+    Every token is counted, and its place in the text is known: `num_released` tokens have all their text released,
+    which lets token ids and logprobs be sent with their text and never ahead of it.
+
+    Attributes:
+      stop_reason: the stop string that ended the text, else None. Tokens after it are not looked at.
+      num_tokens: tokens consumed; with a `stop_reason`, the last one completed the stop string.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], params: SamplingParams):
+        """Starts after a prompt.
+
+        Args:
+          tokenizer: gives pieces, bytes and special ids.
+          prompt_token_ids: what the text continues; only its last piece matters.
+          params: `stop`, `include_stop_str_in_output`, `min_tokens`, `skip_special_tokens`.
+        """
+        self._pieces = _pieces(tokenizer, prompt_token_ids, params.skip_special_tokens)
+        self._stops = StopMatcher(params.stop_strings) if params.stop_strings else None
+        self._include_stop = params.include_stop_str_in_output
+        self._min_tokens = params.min_tokens
+        self.stop_reason: str | None = None
+        self.num_tokens = 0
+        self._released: list[str] = []
+        self._num_released_chars = 0
+        self._held = ""  # decoded, but it may be the front of a stop string
+        self._starts: list[int] = []  # characters decoded before each token
+        self._num_decoded_chars = 0
+        self._unreleased: deque[int] = deque()  # characters to be released until each waiting token is out
+        self._finished = False
+
+    @property
+    def text(self) -> str:
+        """All text released so far."""
+        if len(self._released) > 1:
+            self._released = ["".join(self._released)]
+        return self._released[0] if self._released else ""
+
+    @property
+    def num_released(self) -> int:
+        """Tokens whose text is out; all consumed ones once the text has ended."""
+        return self.num_tokens - len(self._unreleased)
+
+    def text_offset(self, token_index: int) -> int:
+        """Where the text of an output token starts, in characters; the end of the text for a token without any."""
+        start = self._starts[token_index] if token_index < len(self._starts) else self._num_decoded_chars
+        return min(start, self._num_released_chars) if self._finished else start
+
+    def update(self, new_token_ids: Sequence[int]) -> str:
+        """Consumes tokens and returns the text that they release, often "". After a stop string it does nothing."""
+        released = ""
+        for token_id in new_token_ids:
+            if self._finished:
+                break
+            self._starts.append(self._num_decoded_chars)
+            self.num_tokens += 1
+            piece = self._pieces.push(token_id)
+            self._num_decoded_chars += len(piece)
+            # Bytes that wait for the rest of their character come out with its last byte.
+            self._unreleased.append(self._num_decoded_chars + self._pieces.pending)
+            if piece:
+                released += self._release(piece)
+        while self._unreleased and self._unreleased[0] <= self._num_released_chars:
+            self._unreleased.popleft()
+        return released
+
+    def finish(self) -> str:
+        """Ends the text and returns what was held back: an incomplete character becomes one U+FFFD."""
+        if self._finished:
+            return ""
+        return self._end(self._held + self._pieces.flush())
+
+    def _release(self, piece: str) -> str:
+        """Text that no stop string can reach any more, once `piece` has been added."""
+        if self._stops is None:
+            self._emit(piece)
+            return piece
+        match = self._stops.feed(piece, honoured=self.num_tokens >= self._min_tokens)
+        if match is None:
+            pending = self._held + piece
+            safe = len(pending) - self._stops.num_held
+            self._held = pending[safe:]
+            self._emit(pending[:safe])
+            return pending[:safe]
+        end, self.stop_reason = match
+        pending = self._held + piece[:end]
+        return self._end(pending if self._include_stop else pending[: len(pending) - len(self.stop_reason)])
+
+    def _end(self, last: str) -> str:
+        self._emit(last)
+        self._held = ""
+        self._unreleased.clear()
+        self._finished = True
+        return last
+
+    def _emit(self, text: str) -> None:
+        if text:
+            self._released.append(text)
+            self._num_released_chars += len(text)
+
+
+class StopMatcher:
+    """Finds stop strings in text that comes in pieces (Knuth-Morris-Pratt, all strings side by side).
+
+    The match that ends first wins; of several that end together, the longest.
+    """
+
+    def __init__(self, stops: Sequence[str]):
+        """Args: stops: strings of at least one character."""
+        self._stops = sorted(set(stops), key=len, reverse=True)
+        self._failures = [_failure_table(stop) for stop in self._stops]
+        self._matched = [0] * len(self._stops)
+        self._first_chars = frozenset(stop[0] for stop in self._stops)
+
+    @property
+    def num_held(self) -> int:
+        """Characters at the end of the text that are the front of some stop string."""
+        return max(self._matched)
+
+    def feed(self, text: str, *, honoured: bool = True) -> tuple[int, str] | None:
+        """Reads more text. Returns where in it a match ends, and which; None if nothing matched.
+
+        Args:
+          text: what follows the text read before.
+          honoured: False passes over a complete match.
+        """
+        if not any(self._matched) and self._first_chars.isdisjoint(text):
+            return None
+        for position, char in enumerate(text):
+            for i, stop in enumerate(self._stops):
+                n, failure = self._matched[i], self._failures[i]
+                while n and stop[n] != char:
+                    n = failure[n]
+                n += stop[n] == char
+                if n == len(stop):
+                    if honoured:
+                        return position + 1, stop
+                    n = failure[n]
+                self._matched[i] = n
+        return None
+
+
+def _failure_table(stop: str) -> list[int]:
+    """failure[n]: length of the longest proper suffix of stop[:n] that is a prefix of it."""
+    failure = [0, 0]
+    for char in stop[1:]:
+        n = failure[-1]
+        while n and stop[n] != char:
+            n = failure[n]
+        failure.append(n + (stop[n] == char))
+    return failure
+
+
+class _Pieces(Protocol):
+    """Turns tokens into complete characters."""
+
+    @property
+    def pending(self) -> bool:
+        """Whether bytes of an incomplete character wait."""
+        ...
+
+    def push(self, token_id: int) -> str:
+        """Characters completed by this token."""
+        ...
+
+    def flush(self) -> str:
+        """The incomplete character, if any, as U+FFFD."""
+        ...
+
+
+def _pieces(tokenizer: Tokenizer, prompt_token_ids: Sequence[int], skip_special_tokens: bool) -> _Pieces:
+    skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
+    decoder = tokenizer.hf.backend_tokenizer.decoder
+    if isinstance(decoder, decoders.ByteLevel):
+        return _BytePieces(tokenizer, skipped)
+    return _WindowPieces(tokenizer, prompt_token_ids, skipped)
+
+
+class _BytePieces:
+    """Byte-level BPE: the bytes of the tokens, joined."""
+
+    def __init__(self, tokenizer: Tokenizer, skipped: frozenset[int]):
+        self._token_bytes, self._skipped = tokenizer.token_bytes, skipped
+        self._utf8 = _UTF8("replace")
+
+    @property
+    def pending(self) -> bool:
+        return bool(self._utf8.getstate()[0])
+
+    def push(self, token_id: int) -> str:
+        return "" if token_id in self._skipped else self._utf8.decode(self._token_bytes(token_id))
+
+    def flush(self) -> str:
+        return self._utf8.decode(b"", True)
+
+
+class _WindowPieces:
+    """Other tokenizers: a piece's text is what it adds to the decoding of the piece before it."""
+
+    def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], skipped: frozenset[int]):
+        self._tokenizer, self._skipped = tokenizer, skipped
+        self._previous = next(([t] for t in reversed(prompt_token_ids) if t not in skipped), [])
+        self._utf8 = _UTF8("replace")
+
+    @property
+    def pending(self) -> bool:
+        return bool(self._utf8.getstate()[0])
+
+    def push(self, token_id: int) -> str:
+        if token_id in self._skipped:
+            return ""
+        previous, self._previous = self._previous, [token_id]
+        byte = _BYTE_TOKEN.fullmatch(self._tokenizer.hf.convert_ids_to_tokens(token_id) or "")
+        if byte:
+            return self._utf8.decode(bytes.fromhex(byte[1]))
+        before = self._decode(previous)
+        after = self._decode([*previous, token_id])
+        piece = after[len(before) :] if after.startswith(before) else self._decode([token_id])
+        return self.flush() + piece
+
+    def flush(self) -> str:
+        text = self._utf8.decode(b"", True)
+        self._utf8.reset()
+        return text
+
+    def _decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=False) if ids else ""
