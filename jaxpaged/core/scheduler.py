@@ -9,8 +9,8 @@ The rules:
 - First come, first served. `running` is in order of arrival, and every waiting request came later (or was
   preempted, and then waits in front). A policy is two choices: the head of `waiting`, and the victim in `_preempt`.
 - Each running request has one token of the step reserved, so prompts never starve decodes.
-- A prompt that cannot end in this step takes at most half of the tokens that are left; what nobody else takes
-  goes back to the prompts, oldest first. So a short prompt starts, and ends, while a giant one is on its way.
+- A prompt too long to end in one whole step takes at most half of the tokens that are left; what nobody else
+  takes goes back to the prompts, oldest first. So a short prompt starts, and ends, while a giant is on its way.
 - A request is admitted when the pool holds all its known tokens, besides those of admitted prompts and one more
   block for each running request: half-admitted prompts do not wait for each other, and a step later nobody
   has to be preempted for it.
@@ -290,7 +290,9 @@ class Scheduler:
 
     def _share(self, remaining: int, left: int) -> int:
         """How many of a prompt's `remaining` tokens go into a step that has room for `left`, at first."""
-        return remaining if remaining <= left else max(left // 2, min(left, self.block_manager.block_size))
+        if remaining > self.max_num_batched_tokens:
+            left = max(left // 2, min(left, self.block_manager.block_size))
+        return min(remaining, left)
 
     def _num_remaining(self, request: Request) -> int:
         return request.num_tokens + request.num_inflight_tokens - request.num_computed_tokens
