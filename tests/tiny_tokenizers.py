@@ -71,7 +71,7 @@ WORDS = ["DEF", "G", "HI", "J", "Ġquick", "Ġbr", "own", "Ġfox", "Ġdog", "Ġh
 
 
 def byte_level(chat_template: str | None = CHATML, words: list[str] = WORDS) -> TinyTokenizer:
-    """Ids 0..2 are <|endoftext|>, <|im_start|> (BOS), <|im_end|> (EOS); then 256 bytes; then `words`, without merges."""
+    """Ids 0..2 are <|endoftext|>, <|im_start|> (BOS), <|im_end|> (EOS); then 256 bytes, then `words`; no merges."""
     specials = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     pieces = specials + sorted(byte_alphabet()) + [w for w in words if len(w) > 1]
     tokenizer = Tokenizer(models.BPE(vocab={p: i for i, p in enumerate(pieces)}, merges=[]))

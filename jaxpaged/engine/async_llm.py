@@ -288,7 +288,7 @@ class AsyncLLM:
         except Exception as e:
             stream = self._streams.get(request.request_id)
             if stream is not None:
-                stream.call(lambda: stream.fail(e))
+                stream.call(functools.partial(stream.fail, e))
 
     def _drop(self, internal_id: str) -> None:
         self._engine.abort(internal_id)
@@ -316,7 +316,7 @@ class AsyncLLM:
 
     def _fail_all(self, error: EngineDeadError) -> None:
         for stream in list(self._streams.values()):
-            stream.call(lambda stream=stream: stream.fail(error))
+            stream.call(functools.partial(stream.fail, error))
 
 
 class _Stream:

@@ -22,9 +22,12 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 _PROBE = "qzcontentprobezq"
 # Arguments of the renderer that a caller's template options must not take over.
 _RESERVED = frozenset(
-    "conversation conversations messages tools documents chat_template tokenize return_dict return_tensors padding "
-    "truncation max_length tokenizer_kwargs return_assistant_tokens_mask sanitize_control_tokens "
-    "add_generation_prompt continue_final_message bos_token eos_token".split()
+    {
+        *("conversation", "conversations", "messages", "tools", "documents", "chat_template", "bos_token", "eos_token"),
+        *("tokenize", "return_dict", "return_tensors", "padding", "truncation", "max_length", "tokenizer_kwargs"),
+        *("return_assistant_tokens_mask", "sanitize_control_tokens", "add_generation_prompt"),
+        "continue_final_message",
+    }
 )
 
 

@@ -73,7 +73,7 @@ def test_byte_level_text_equals_the_decoding_of_random_ids() -> None:
 
 def test_sentencepiece_text_is_the_difference_of_prefix_decodings() -> None:
     rng = random.Random(1)
-    plain = [i for i in range(3 + 256, SENTENCEPIECE.vocab_size)]
+    plain = list(range(3 + 256, SENTENCEPIECE.vocab_size))
     for _ in range(200):
         prompt = [1] + [rng.choice(plain) for _ in range(rng.randrange(3))]
         ids = [rng.choice([*plain, 1, 2]) for _ in range(rng.randrange(1, 20))]

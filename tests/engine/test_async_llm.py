@@ -1,0 +1,305 @@
+"""AsyncLLM on a scripted engine: streams, aborts, failures, shutdown. Cases B50, B51, B54 at engine level."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+
+from jaxpaged.core.sampling_params import SamplingParams
+from jaxpaged.engine.async_llm import AsyncLLM
+from jaxpaged.errors import EngineDeadError, InvalidRequestError, RequestTooLargeError
+from tests import tiny_tokenizers
+from tests.fake_engine import FakeEngine
+
+TOKENIZER = tiny_tokenizers.byte_level()
+EOS = 2
+LONG = SamplingParams(max_tokens=400)
+
+
+def echo(request) -> list[int]:
+    """A script: the prompt again, then EOS."""
+    return [*request.prompt_token_ids, EOS]
+
+
+def fake(script=echo, **options) -> FakeEngine:
+    return FakeEngine(script, vocab_size=TOKENIZER.vocab_size, eos_token_ids=[EOS], **options)
+
+
+def play(engine: FakeEngine, test: Callable[[AsyncLLM], Coroutine[Any, Any, None]], **options) -> None:
+    """Runs a coroutine against an AsyncLLM, and checks that nothing is left behind."""
+
+    async def main() -> None:
+        llm = AsyncLLM(engine, TOKENIZER, **options)
+        try:
+            await asyncio.wait_for(test(llm), timeout=20)
+        finally:
+            await llm.shutdown(timeout=0)
+        assert llm.num_unfinished == 0 and not llm._thread.is_alive()
+
+    asyncio.run(main())
+
+
+async def collect(llm: AsyncLLM, prompt, params=None, **options) -> str:
+    text = ""
+    async for output in llm.generate(prompt, params or SamplingParams(max_tokens=100), mode="delta", **options):
+        text += output.text
+    return text
+
+
+async def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "not within the time"
+        await asyncio.sleep(0.005)
+
+
+def test_a_request_streams_deltas() -> None:
+    async def test(llm: AsyncLLM) -> None:
+        outputs = [o async for o in llm.generate("hello", SamplingParams(max_tokens=9), "mine", mode="delta")]
+        assert "".join(o.text for o in outputs) == "hello"
+        assert {o.request_id for o in outputs} == {"mine"} and outputs[0].prompt == "hello"
+        assert outputs[-1].finish_reason == "stop"
+        ids = TOKENIZER.encode("x🔥")
+        cumulative = [o.text async for o in llm.generate(ids, SamplingParams(max_tokens=9))]
+        assert cumulative[-1] == "x🔥" and all("x🔥".startswith(t) for t in cumulative)
+        final = [o async for o in llm.generate(ids, SamplingParams(max_tokens=9), mode="final")]
+        assert [o.text for o in final] == ["x🔥"]
+
+    play(fake(), test)
+
+
+def test_many_requests_at_once_keep_their_own_text() -> None:
+    async def test(llm: AsyncLLM) -> None:
+        prompts = [f"prompt {i} " + "🔥" * (i % 3) for i in range(60)]
+        assert await asyncio.gather(*(collect(llm, p) for p in prompts)) == prompts
+
+    play(fake(), test)
+
+
+def test_a_slow_reader_gets_merged_deltas_and_loses_nothing() -> None:
+    async def test(llm: AsyncLLM) -> None:
+        text, count = "", 0
+        async for output in llm.generate("a" * 200, LONG, mode="delta"):
+            text, count = text + output.text, count + 1
+            await asyncio.sleep(0.05)
+        assert text == "a" * 200
+        assert count < 100
+
+    play(fake(), test)
+
+
+def test_a_stop_string_ends_the_request_in_the_engine_too() -> None:
+    engine = fake(TOKENIZER.ids("Ġha"))
+
+    async def test(llm: AsyncLLM) -> None:
+        assert await collect(llm, "x", SamplingParams(stop=" ha ha", max_tokens=400)) == ""
+        await until(lambda: engine.num_free == engine.num_blocks)
+        assert len(engine.aborted) == 1
+
+    play(engine, test)
+
+
+def test_wrong_requests_fail_alone() -> None:
+    engine = fake(max_model_len=2000, num_blocks=10)
+
+    async def test(llm: AsyncLLM) -> None:
+        neighbour = asyncio.ensure_future(collect(llm, "neighbour"))
+        for prompt in ([], [-1], [10**6], [True]):
+            with pytest.raises(InvalidRequestError):
+                await collect(llm, prompt)
+        with pytest.raises(RequestTooLargeError, match="11 blocks"):  # refused by add_request, in the engine thread
+            await collect(llm, [5] * 170)
+        assert await neighbour == "neighbour"
+        assert llm.is_healthy
+
+    play(engine, test)
+
+
+def test_leaving_the_loop_aborts() -> None:
+    """B51: the reader breaks off, or its task is cancelled, before or after the first token."""
+    engine = fake([5], delay=0.002)
+
+    async def test(llm: AsyncLLM) -> None:
+        async with aclosing(llm.generate("x", LONG)) as outputs:
+            async for _ in outputs:
+                break
+        await until(lambda: engine.num_free == engine.num_blocks)
+        task = asyncio.ensure_future(collect(llm, "x", LONG))
+        await until(lambda: len(engine.added) == 2)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await until(lambda: engine.num_free == engine.num_blocks)
+        assert engine.aborted == engine.added
+        assert llm.num_unfinished == 0
+
+    play(engine, test)
+
+
+def test_random_cancellations_leak_nothing_and_disturb_nobody() -> None:
+    """B51, many times."""
+    engine = fake(delay=0.0005, max_model_len=1000)
+    rng = random.Random(0)
+
+    async def test(llm: AsyncLLM) -> None:
+        async def leave(after: float) -> None:
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(collect(llm, "b" * 300, SamplingParams(max_tokens=400)), after)
+
+        for _ in range(10):
+            stay = [collect(llm, f"stay {i}") for i in range(3)]
+            gone = [leave(rng.random() * 0.03) for _ in range(20)]
+            results = await asyncio.gather(*stay, *gone)
+            assert results[:3] == ["stay 0", "stay 1", "stay 2"]
+        await until(lambda: engine.num_free == engine.num_blocks and not engine.live)
+
+    play(engine, test)
+
+
+def test_the_same_id_twice_and_again_after_an_abort() -> None:
+    """B50."""
+    engine = fake(delay=0.001)
+
+    async def test(llm: AsyncLLM) -> None:
+        both = await asyncio.gather(collect(llm, "one", request_id="id"), collect(llm, "two", request_id="id"))
+        assert both == ["one", "two"]
+        first = asyncio.ensure_future(collect(llm, "a" * 300, LONG, request_id="id"))
+        await until(lambda: bool(engine.live))
+        assert llm.abort("id") == 1
+        assert await collect(llm, "again", request_id="id") == "again"
+        assert len(await first) < 300
+        assert llm.abort("id") == 0
+        await until(lambda: engine.num_free == engine.num_blocks)
+
+    play(engine, test)
+
+
+def test_an_abort_ends_the_stream_with_its_reason() -> None:
+    engine = fake([5], delay=0.002)
+
+    async def test(llm: AsyncLLM) -> None:
+        reasons = []
+        async for output in llm.generate("x", LONG, "id"):
+            llm.abort("id")
+            reasons.append(output.finish_reason)
+        assert reasons[-1] == "abort"
+
+    play(engine, test)
+
+
+def test_a_failing_engine_fails_every_request_at_once() -> None:
+    """B54."""
+    engine = fake([5], delay=0.002)
+    deaths: list[BaseException] = []
+
+    async def test(llm: AsyncLLM) -> None:
+        tasks = [asyncio.ensure_future(collect(llm, "x", LONG)) for _ in range(5)]
+        await until(lambda: len(engine.live) == 5)
+        engine.fail_with = RuntimeError("out of memory")
+        results = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 1)
+        assert all(isinstance(r, EngineDeadError) and "out of memory" in str(r) for r in results)
+        assert not llm.is_healthy and llm.error is engine.fail_with
+        with pytest.raises(EngineDeadError, match="out of memory"):
+            await collect(llm, "x")
+
+    play(engine, test, on_death=deaths.append)
+    assert deaths == [engine.fail_with]
+
+
+def test_the_loop_sleeps_when_there_is_nothing_to_do() -> None:
+    async def test(llm: AsyncLLM) -> None:
+        await collect(llm, "x")
+        before = time.process_time()
+        await asyncio.sleep(0.3)
+        assert time.process_time() - before < 0.1
+
+    play(fake(), test)
+
+
+def test_tokenizing_is_off_the_event_loop() -> None:
+    threads = []
+
+    class Watched(tiny_tokenizers.TinyTokenizer):
+        def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+            threads.append(threading.current_thread())
+            return super().encode(text, add_special_tokens=add_special_tokens)
+
+    async def main() -> None:
+        tokenizer = Watched(TOKENIZER.hf, byte_level=True, chat_template=TOKENIZER.chat_template)
+        llm = AsyncLLM(fake(), tokenizer)
+        await collect(llm, "x")
+        ids = await llm.render_chat([{"role": "user", "content": "hi"}])
+        assert "hi" in TOKENIZER.decode(ids)
+        await llm.shutdown()
+
+    asyncio.run(main())
+    assert len(threads) >= 2 and threading.main_thread() not in threads
+
+
+def test_shutdown_drains_then_refuses() -> None:
+    async def main() -> None:
+        llm = AsyncLLM(fake(delay=0.001), TOKENIZER)
+        task = asyncio.ensure_future(collect(llm, "drain me"))
+        await until(lambda: llm.num_unfinished == 1)
+        await llm.shutdown(timeout=5)
+        assert await task == "drain me"
+        assert not llm.is_healthy
+        with pytest.raises(EngineDeadError, match="shutting down"):
+            await collect(llm, "x")
+
+    asyncio.run(main())
+
+
+def test_shutdown_aborts_what_takes_too_long() -> None:
+    engine = fake([5], delay=0.01)
+
+    async def main() -> None:
+        llm = AsyncLLM(engine, TOKENIZER)
+        outputs = []
+
+        async def read() -> None:
+            outputs.extend([o async for o in llm.generate("x", LONG)])
+
+        task = asyncio.ensure_future(read())
+        await until(lambda: bool(engine.live))
+        start = time.monotonic()
+        await llm.shutdown(timeout=0.1)
+        await asyncio.wait_for(task, 1)
+        assert time.monotonic() - start < 2
+        assert outputs[-1].finish_reason == "abort"
+        assert engine.num_free == engine.num_blocks
+
+    asyncio.run(main())
+
+
+def test_two_event_loops_one_after_the_other() -> None:
+    llm = AsyncLLM(fake(), TOKENIZER)
+    for prompt in ("one", "two"):
+        assert asyncio.run(collect(llm, prompt)) == prompt
+    llm.close()
+
+
+def test_a_fault_in_one_requests_text_is_that_requests_alone() -> None:
+    class Broken(tiny_tokenizers.TinyTokenizer):
+        def token_bytes(self, token_id: int) -> bytes:
+            if token_id == 7:
+                raise KeyError("no such token")
+            return super().token_bytes(token_id)
+
+    engine = fake(delay=0.001)
+
+    async def main() -> None:
+        llm = AsyncLLM(engine, Broken(TOKENIZER.hf, byte_level=True))
+        results = await asyncio.gather(collect(llm, [7, 8]), collect(llm, "fine"), return_exceptions=True)
+        assert isinstance(results[0], KeyError) and results[1] == "fine"
+        await until(lambda: engine.num_free == engine.num_blocks)
+        await llm.shutdown()
+
+    asyncio.run(main())
