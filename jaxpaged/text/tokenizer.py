@@ -44,8 +44,8 @@ class Tokenizer:
         added = hf.added_tokens_decoder
         self._added: dict[int, str] = {i: token.content for i, token in added.items()}
         self.special_ids: frozenset[int] = frozenset(i for i, t in added.items() if t.special) | set(hf.all_special_ids)
-        self.bos_token_id: int | None = hf.bos_token_id
-        self.eos_token_id: int | None = hf.eos_token_id
+        self.bos_token_id: int | None = _single_id(hf.bos_token_id)
+        self.eos_token_id: int | None = _single_id(hf.eos_token_id)
         self.vocab_size: int = max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         self._kind = _kind(self._backend)
 
@@ -203,6 +203,11 @@ def _byte_alphabet() -> dict[str, int]:
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}
+
+
+def _single_id(value: Any) -> int | None:
+    """transformers types its special ids loosely; with a token set, they are integers."""
+    return value if isinstance(value, int) else None
 
 
 def _first_line(error: Exception) -> str:
