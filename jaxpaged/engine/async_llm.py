@@ -126,9 +126,18 @@ class AsyncLLM:
                 yield output
 
     async def prepare(
-        self, prompt: str | Sequence[int], params: SamplingParams, request_id: str | None = None
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams,
+        request_id: str | None = None,
+        *,
+        add_special_tokens: bool = True,
     ) -> PreparedRequest:
-        """Tokenizes and checks a request without starting it; errors as in `generate`."""
+        """Tokenizes and checks a request without starting it; errors as in `generate`.
+
+        Args:
+          add_special_tokens: let the tokenizer add its own (BOS, as a rule) to a text.
+        """
         self._check_alive()
         arrival_time = time.monotonic()
         number = next(self._counter)
@@ -136,7 +145,9 @@ class AsyncLLM:
         internal_id = f"{external_id}#{number}"  # a client's id may come twice, or again while its abort is under way
 
         def make() -> Request:
-            ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+            if not isinstance(prompt, str):
+                return self._engine.make_request(internal_id, prompt, params)
+            ids = self.tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
             return self._engine.make_request(internal_id, ids, params)
 
         request = await self._off_loop(make)

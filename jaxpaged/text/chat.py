@@ -25,8 +25,8 @@ _RESERVED = frozenset(
     {
         *("conversation", "conversations", "messages", "tools", "documents", "chat_template", "bos_token", "eos_token"),
         *("tokenize", "return_dict", "return_tensors", "padding", "truncation", "max_length", "tokenizer_kwargs"),
-        *("return_assistant_tokens_mask", "sanitize_control_tokens", "add_generation_prompt"),
-        "continue_final_message",
+        *("return_assistant_tokens_mask", "sanitize_control_tokens", "add_generation_prompt", "tokenizer"),
+        *("continue_final_message", "allow_control_tokens"),
     }
 )
 
@@ -59,9 +59,7 @@ def render_chat(
       InvalidRequestError: no template, messages of a wrong form, or the template refuses them.
     """
     template = _template(tokenizer, tools)
-    reserved = sorted(_RESERVED & template_options.keys())
-    if reserved:
-        raise InvalidRequestError(f"{reserved} cannot be set as template options", param="chat_template_kwargs")
+    check_template_options(template_options)
     takes_text, takes_parts = _content_forms(tokenizer, template)
     checked = [_message(m, i, takes_text, takes_parts) for i, m in enumerate(_nonempty(messages))]
     mark, specials = "", None
@@ -82,6 +80,13 @@ def render_chat(
     return _encode(tokenizer, text, mark)
 
 
+def check_template_options(options: Mapping[str, Any]) -> None:
+    """Raises InvalidRequestError if an option is an argument of `render_chat` or of the renderer, not a variable."""
+    reserved = sorted(_RESERVED & options.keys())
+    if reserved:
+        raise InvalidRequestError(f"{reserved} cannot be set as template options", param="chat_template_kwargs")
+
+
 def _render(tokenizer: Tokenizer, template: str, messages: list[dict[str, Any]], **options: Any) -> str:
     try:
         text = tokenizer.hf.apply_chat_template(messages, chat_template=template, tokenize=False, **options)
@@ -93,9 +98,9 @@ def _render(tokenizer: Tokenizer, template: str, messages: list[dict[str, Any]],
 
 
 def _template(tokenizer: Tokenizer, tools: Any) -> str:
-    template: Any = tokenizer.chat_template
-    if isinstance(template, Mapping):  # named templates
-        template = template.get("tool_use" if tools and "tool_use" in template else "default")
+    template, named = tokenizer.chat_template, tokenizer.hf.chat_template
+    if tools and isinstance(named, Mapping):
+        template = named.get("tool_use", template)
     if not template:
         raise InvalidRequestError(
             "this model has no chat template: send a rendered prompt to /v1/completions or generate() instead",

@@ -1,26 +1,23 @@
 """Token ids to text as they come: whole characters only, and nothing that a stop string may yet take back.
 
-Text of a byte-level BPE is the concatenation of its tokens' bytes, so one UTF-8 decoder does it. Other tokenizers
-(SentencePiece) treat the first piece differently, so each piece is decoded beside the one before it; their byte
-tokens `<0xF0>` go through the same UTF-8 decoder. Either way a token costs the same however long the text is.
+The text of byte-level BPE and SentencePiece is the concatenation of their tokens' bytes, so one UTF-8 decoder does
+it. With other tokenizers each token is decoded beside the one before it. Either way a token costs the same however
+long the text is.
 """
 
 from __future__ import annotations
 
 import codecs
-import re
 from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from tokenizers import decoders
-
 from jaxpaged.core.sampling_params import SamplingParams
+from jaxpaged.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from jaxpaged.text.tokenizer import Tokenizer
 
-_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _UTF8 = codecs.getincrementaldecoder("utf-8")  # "replace" replaces what can never become a character
 
 
@@ -198,36 +195,20 @@ class _Pieces(Protocol):
 
 def _pieces(tokenizer: Tokenizer, prompt_token_ids: Sequence[int], skip_special_tokens: bool) -> _Pieces:
     skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
-    decoder = tokenizer.hf.backend_tokenizer.decoder
-    if isinstance(decoder, decoders.ByteLevel):
-        return _BytePieces(tokenizer, skipped)
-    return _WindowPieces(tokenizer, prompt_token_ids, skipped)
+    last = next((t for t in reversed(prompt_token_ids) if t not in skipped), None)
+    try:
+        tokenizer.token_bytes(0)
+    except UnsupportedError:
+        return _WindowPieces(tokenizer, last, skipped)
+    return _BytePieces(tokenizer, last, skipped)
 
 
 class _BytePieces:
-    """Byte-level BPE: the bytes of the tokens, joined."""
+    """The bytes of the tokens, joined. Where decoding drops the space of a text's first word, so does this."""
 
-    def __init__(self, tokenizer: Tokenizer, skipped: frozenset[int]):
-        self._token_bytes, self._skipped = tokenizer.token_bytes, skipped
-        self._utf8 = _UTF8("replace")
-
-    @property
-    def pending(self) -> bool:
-        return bool(self._utf8.getstate()[0])
-
-    def push(self, token_id: int) -> str:
-        return "" if token_id in self._skipped else self._utf8.decode(self._token_bytes(token_id))
-
-    def flush(self) -> str:
-        return self._utf8.decode(b"", True)
-
-
-class _WindowPieces:
-    """Other tokenizers: a piece's text is what it adds to the decoding of the piece before it."""
-
-    def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], skipped: frozenset[int]):
+    def __init__(self, tokenizer: Tokenizer, last_prompt_token: int | None, skipped: frozenset[int]):
         self._tokenizer, self._skipped = tokenizer, skipped
-        self._previous = next(([t] for t in reversed(prompt_token_ids) if t not in skipped), [])
+        self._at_start = last_prompt_token is None
         self._utf8 = _UTF8("replace")
 
     @property
@@ -237,19 +218,36 @@ class _WindowPieces:
     def push(self, token_id: int) -> str:
         if token_id in self._skipped:
             return ""
-        previous, self._previous = self._previous, [token_id]
-        byte = _BYTE_TOKEN.fullmatch(self._tokenizer.hf.convert_ids_to_tokens(token_id) or "")
-        if byte:
-            return self._utf8.decode(bytes.fromhex(byte[1]))
-        before = self._decode(previous)
-        after = self._decode([*previous, token_id])
-        piece = after[len(before) :] if after.startswith(before) else self._decode([token_id])
-        return self.flush() + piece
+        raw = self._tokenizer.token_bytes(token_id)
+        if self._at_start:
+            self._at_start = False
+            if raw.startswith(b" ") and not self._tokenizer.decode([token_id]).startswith(" "):
+                raw = raw[1:]
+        return self._utf8.decode(raw)
 
     def flush(self) -> str:
-        text = self._utf8.decode(b"", True)
-        self._utf8.reset()
-        return text
+        return self._utf8.decode(b"", True)
+
+
+class _WindowPieces:
+    """Tokenizers whose tokens have no bytes of their own: a token's text is what it adds to the one before it."""
+
+    pending = False
+
+    def __init__(self, tokenizer: Tokenizer, last_prompt_token: int | None, skipped: frozenset[int]):
+        self._tokenizer, self._skipped = tokenizer, skipped
+        self._previous = [] if last_prompt_token is None else [last_prompt_token]
+
+    def push(self, token_id: int) -> str:
+        if token_id in self._skipped:
+            return ""
+        before = self._decode(self._previous)
+        after = self._decode([*self._previous, token_id])
+        self._previous = [token_id]
+        return after[len(before) :] if after.startswith(before) else self._decode([token_id])
+
+    def flush(self) -> str:
+        return ""
 
     def _decode(self, ids: list[int]) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=False) if ids else ""

@@ -96,7 +96,7 @@ def test_a_slow_reader_gets_merged_deltas_and_loses_nothing() -> None:
 
 
 def test_a_stop_string_ends_the_request_in_the_engine_too() -> None:
-    engine = fake(TOKENIZER.ids("Ġha"))
+    engine = fake(TOKENIZER.ids("Ġha"), delay=0.002)
 
     async def test(llm: AsyncLLM) -> None:
         assert await collect(llm, "x", SamplingParams(stop=" ha ha", max_tokens=400)) == ""

@@ -6,6 +6,7 @@ import pytest
 
 from jaxpaged.errors import InvalidRequestError
 from jaxpaged.text.chat import render_chat
+from jaxpaged.text.tokenizer import Tokenizer
 from tests import tiny_tokenizers
 
 LOOPS_OVER_PARTS = (
@@ -44,6 +45,7 @@ def test_exactly_one_bos(tokenizer) -> None:
     built = tokenizer(chat_template=WITH_BOS)
     bos = built.hf.bos_token
     built.hf.backend_tokenizer.post_processor = _adds(bos, built.bos_token_id)
+    built = Tokenizer(built.hf)
     assert built.encode("x").count(built.bos_token_id) == 1
     ids = render_chat(built, [USER_A], add_generation_prompt=False)
     assert ids.count(built.bos_token_id) == 1

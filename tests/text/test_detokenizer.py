@@ -6,9 +6,13 @@ import random
 import time
 
 import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models
+from transformers import PreTrainedTokenizerFast
 
 from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.text.detokenizer import Detokenizer, StopMatcher
+from jaxpaged.text.tokenizer import Tokenizer
 from tests import tiny_tokenizers
 
 BYTE_LEVEL = tiny_tokenizers.byte_level()
@@ -35,7 +39,7 @@ def test_characters_split_over_tokens_come_out_whole(tokenizer, text) -> None:
     assert not any("\ufffd" in delta for delta in deltas)
     assert "".join(deltas) == text
     assert [d for d in deltas if d] == list(text)  # each as soon as its last byte is there
-    assert "".join(deltas) == tokenizer.decode(ids)
+    assert "".join(deltas) == tokenizer.hf.decode(ids)
 
 
 @BOTH
@@ -68,7 +72,7 @@ def test_byte_level_text_equals_the_decoding_of_random_ids() -> None:
     for _ in range(200):
         ids = [rng.randrange(BYTE_LEVEL.vocab_size) for _ in range(rng.randrange(1, 30))]
         deltas, _ = stream(BYTE_LEVEL, ids, chunk=rng.randrange(1, 4))
-        assert "".join(deltas) == BYTE_LEVEL.decode(ids)
+        assert "".join(deltas) == BYTE_LEVEL.hf.decode(ids, skip_special_tokens=True)
 
 
 def test_sentencepiece_text_is_the_difference_of_prefix_decodings() -> None:
@@ -78,8 +82,8 @@ def test_sentencepiece_text_is_the_difference_of_prefix_decodings() -> None:
         prompt = [1] + [rng.choice(plain) for _ in range(rng.randrange(3))]
         ids = [rng.choice([*plain, 1, 2]) for _ in range(rng.randrange(1, 20))]
         deltas, _ = stream(SENTENCEPIECE, ids, prompt=prompt)
-        before = SENTENCEPIECE.decode(prompt)
-        assert before + "".join(deltas) == SENTENCEPIECE.decode(prompt + ids)
+        before = SENTENCEPIECE.hf.decode(prompt, skip_special_tokens=True)
+        assert before + "".join(deltas) == SENTENCEPIECE.hf.decode(prompt + ids, skip_special_tokens=True)
 
 
 def test_sentencepiece_keeps_the_spaces_between_words() -> None:
@@ -94,6 +98,16 @@ def test_sentencepiece_sees_the_prompt_before_the_first_piece() -> None:
     assert stream(SENTENCEPIECE, x, prompt=[1, *SENTENCEPIECE.ids("▁a")])[0] == [" x", ""]
     assert stream(SENTENCEPIECE, x, prompt=[1, *SENTENCEPIECE.ids("▁a"), 1])[0] == [" x", ""]
     assert stream(SENTENCEPIECE, [*SENTENCEPIECE.byte_ids("\n"), *x])[0] == ["\n", " x", ""]
+
+
+def test_tokenizers_whose_tokens_have_no_bytes_of_their_own() -> None:
+    """WordPiece joins with spaces and `##`."""
+    pieces = ["[UNK]", "hello", "wor", "##ld", "!"]
+    backend = Backend(models.WordPiece(vocab={p: i for i, p in enumerate(pieces)}, unk_token="[UNK]"))
+    backend.decoder = decoders.WordPiece(cleanup=False)
+    tokenizer = Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]"))
+    assert stream(tokenizer, [1, 2, 3, 4], prompt=[0])[0] == ["hello", " wor", "ld", " !", ""]
+    assert stream(tokenizer, [3, 1], prompt=[2], stop="ld h")[1].text == ""
 
 
 @BOTH

@@ -1,0 +1,71 @@
+"""A request's body: read up to a limit, then checked against its model; every fault names the field."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from fastapi import Request
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from server.errors import APIError, ClientGone
+
+MAX_BODY_BYTES = 32 << 20
+_UNION_TAGS = ("str", "list[str]")  # pydantic puts them into the place of a fault
+M = TypeVar("M", bound=BaseModel)
+
+
+async def read_body(http: Request, model: type[M]) -> M:
+    """The body as `model`.
+
+    Raises:
+      APIError: 400 if it is not JSON or not a `model`, 413 if it is too large, 415 if it is said to be no JSON.
+    """
+    content_type = http.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    if content_type != "application/json" and not content_type.endswith("+json"):
+        raise APIError(415, f"Content-Type is {content_type!r}; it must be application/json")
+    try:
+        return model.model_validate_json(await _bytes(http))
+    except ValidationError as e:
+        raise _first_fault(e) from e
+
+
+async def _bytes(http: Request) -> bytes:
+    """Reads the body itself rather than through `http.stream()`, which needs starlette to know of a lost client."""
+    chunks: list[bytes] = []
+    size = 0
+    while True:
+        message = await http.receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        chunks.append(message.get("body", b""))
+        size += len(chunks[-1])
+        if size > MAX_BODY_BYTES:
+            raise APIError(413, f"the body is larger than {MAX_BODY_BYTES} bytes")
+        if not message.get("more_body"):
+            return b"".join(chunks)
+
+
+def _first_fault(error: ValidationError) -> APIError:
+    fault = error.errors(include_url=False)[0]
+    param = str(fault["loc"][0]) if fault["loc"] else fault.get("ctx", {}).get("param")
+    code = "unsupported" if fault["type"] == "unsupported" else None
+    return APIError(400, _message(fault), param=param, code=code)
+
+
+def _message(fault: ErrorDetails) -> str:
+    where = ".".join(str(part) for part in fault["loc"] if part not in _UNION_TAGS)
+    if fault["type"] == "json_invalid":
+        return f"the body is not JSON: {fault.get('ctx', {}).get('error', fault['msg'])}"
+    if fault["type"] == "extra_forbidden":
+        return f"unknown field {where!r}"
+    if fault["type"] == "missing":
+        return f"{where} is missing"
+    if fault["type"] in ("unsupported", "invalid"):  # ours: they name field and value themselves
+        return fault["msg"]
+    return f"{where or 'the body'}: {fault['msg']}, not {_short(fault['input'])}"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,34 @@
+"""GET /health, /ping and /version: for probes, without a key."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from jaxpaged import __version__
+from jaxpaged.errors import EngineDeadError
+from server.serving import serving
+
+router = APIRouter()
+
+
+@router.get("/health")
+async def health(http: Request) -> Response:
+    """200 while requests are served; 503 once the engine has failed or drains."""
+    llm = serving(http).llm
+    if not llm.is_healthy:
+        raise EngineDeadError("the engine is shutting down" if llm.error is None else "the engine has failed")
+    return Response(status_code=200)
+
+
+@router.get("/ping")
+@router.post("/ping")
+async def ping(http: Request) -> Response:
+    """As /health."""
+    return await health(http)
+
+
+@router.get("/version")
+async def version() -> dict[str, str]:
+    """The version of jaxpaged."""
+    return {"version": __version__}
