@@ -14,6 +14,7 @@ from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.engine.load import load_engine
 from jaxpaged.engine.output import OutputProcessor, RequestOutput
 from jaxpaged.errors import InvalidRequestError
+from jaxpaged.progress import ProgressBars
 from jaxpaged.text.chat import render_chat
 
 Prompt = str | Sequence[int] | np.ndarray
@@ -56,7 +57,7 @@ class LLM:
           engine_options: fields of `EngineConfig`.
         """
         config = engine_config(model, **engine_options)
-        with _ProgressBars(enabled=use_tqdm) as bars:
+        with ProgressBars(enabled=use_tqdm) as bars:
             self.engine, self.tokenizer = load_engine(config, bars.update)
         self._ids = itertools.count()
 
@@ -124,33 +125,6 @@ class LLM:
             while self.engine.has_work:
                 self.engine.step()
         return [finished[request.request_id] for request in requests]
-
-
-class _ProgressBars:
-    """One progress bar a stage of loading."""
-
-    _UNITS = {"load": ("Loading weights", "B", True), "warm-up": ("Compiling programs", "program", False)}
-
-    def __init__(self, enabled: bool):
-        self._enabled = enabled
-        self._bars: dict[str, tqdm] = {}
-
-    def __enter__(self) -> _ProgressBars:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for bar in self._bars.values():
-            bar.close()
-
-    def update(self, stage: str, done: int, total: int) -> None:
-        """Moves the bar of `stage` to `done` of `total`."""
-        if not self._enabled:
-            return
-        if stage not in self._bars:
-            description, unit, scale = self._UNITS[stage]
-            self._bars[stage] = tqdm(total=total, desc=description, unit=unit, unit_scale=scale)
-        bar = self._bars[stage]
-        bar.update(done - bar.n)
 
 
 def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

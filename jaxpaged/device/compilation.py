@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 
@@ -11,35 +12,33 @@ from jax import monitoring
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 
 
-class CompilationCounter:
-    """Counts every XLA compilation of this process (a persistent-cache hit counts too: it stalls as well).
+class CompilationCounter(threading.local):
+    """Counts the XLA compilations of the current thread (a persistent-cache hit counts too: it stalls as well).
+
+    By thread, since in research code other threads and other functions of the same process compile as they like.
 
     Attributes:
-      count: compilations since the process started listening.
-      seconds: time spent in them, summed over threads.
+      count: compilations by this thread so far.
     """
 
-    def __init__(self) -> None:
-        self.count = 0
-        self.seconds = 0.0
-        self._lock = threading.Lock()
-        monitoring.register_event_duration_secs_listener(self._on_event)
+    count = 0
 
-    def _on_event(self, event: str, duration: float, **_: object) -> None:
+    def on_event(self, event: str, duration: float, **_: object) -> None:
+        """jax calls this in the thread that compiled."""
         if event == _COMPILE_EVENT:
-            with self._lock:
-                self.count += 1
-                self.seconds += duration
+            self.count += 1
 
 
-compilations = CompilationCounter()  # jax's listeners are per process and cannot be removed: one is enough
+compilations = CompilationCounter()
+monitoring.register_event_duration_secs_listener(compilations.on_event)  # for good: jax cannot remove listeners
 
 
 def use_persistent_cache(folder: str | None) -> None:
     """Keeps compiled programs in `folder`; None: the user's cache folder; "": not at all."""
     if folder == "":
         return
-    path = Path(folder) if folder else Path.home() / ".cache" / "jaxpaged" / "xla"
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    path = Path(folder) if folder else cache / "jaxpaged" / "xla"
     jax.config.update("jax_compilation_cache_dir", str(path))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)

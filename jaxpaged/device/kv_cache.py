@@ -32,7 +32,7 @@ def page_bytes(model: CacheShape, page_size: int, dtype: str) -> int:
 
 
 def empty_pages(model: CacheShape, num_pages: int, page_size: int, dtype: str) -> jax.Array:
-    """A zeroed pool `[L, P, page_size, 2K, H]`; K and V heads interleave: 2k is the key of KV head k, 2k+1 its value."""
+    """A zeroed pool `[L, P, page_size, 2K, H]`: head 2k holds the keys of KV head k, head 2k + 1 its values."""
     shape = (model.num_layers, num_pages, page_size, 2 * model.num_kv_heads, model.head_dim)
     return jnp.zeros(shape, dtype)
 

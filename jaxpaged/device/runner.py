@@ -18,7 +18,7 @@ from jaxpaged.device import batch, kv_cache
 from jaxpaged.device.buckets import Bucket, BucketTable, bucket_table
 from jaxpaged.device.compilation import compilations
 from jaxpaged.device.sampling import Sampled
-from jaxpaged.device.slots import Slots, admit, empty_slots, pack_admission
+from jaxpaged.device.slots import admit, empty_slots, pack_admission
 from jaxpaged.device.step_program import StepOptions, make_step
 from jaxpaged.errors import RecompilationError
 
@@ -42,6 +42,7 @@ class Runner:
       params: the model's weights, a pytree; may be replaced by one of the same shapes and dtypes.
       kv_pages: the page pool; None while asleep.
       programs: the compiled step of each bucket.
+      recompilations: compilations by `launch` since warm-up; stays 0.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class Runner:
         self.slots = empty_slots(config.max_num_seqs, config.max_model_len, self._max_pages)
         self.programs: dict[Bucket, jax.stages.Compiled] = {}
         self._admit: jax.stages.Compiled | None = None
-        self._warm_count: int | None = None
+        self.recompilations = 0
         model = module.config  # pyright: ignore[reportAttributeAccessIssue]
         if num_pages is None:
             num_pages = kv_cache.num_pages(config, model, step_bytes=0 if on_cpu else self._largest_step_bytes())
@@ -87,11 +88,6 @@ class Runner:
     def num_pages(self) -> int:
         """Pages of the pool, scratch included."""
         return self.kv_pages.shape[1]
-
-    @property
-    def recompilations(self) -> int:
-        """Compilations since warm-up ended; 0 before."""
-        return 0 if self._warm_count is None else compilations.count - self._warm_count
 
     def warm_up(self, progress: Progress | None = None) -> None:
         """Compiles every program and runs each once on padding."""
@@ -107,29 +103,29 @@ class Runner:
             future.result()
         for bucket in buckets:
             self.collect(self._run(Step(), bucket))
-        self._warm_count = compilations.count
 
     def launch(self, step: Step) -> Launched:
-        """Starts a step on the device. Steps run in the order of their launches."""
+        """Starts a step on the device. Steps run in the order of their launches.
+
+        Raises:
+          RecompilationError: strict mode, and the step needed a compilation.
+        """
         assert step.slots
+        before = compilations.count
         for admission in step.admissions:
             packed = pack_admission(admission, self.slots.history.shape[1], self._max_pages)
             self.slots = self._compile_admit()(self.slots, packed)
-        return self._run(step, self.buckets.pick(len(step.slots), step.total_tokens))
-
-    def collect(self, launched: Launched) -> StepResult:
-        """Waits for a step and returns its tokens.
-
-        Raises:
-          RecompilationError: strict mode, and something compiled since warm-up.
-        """
-        step, sampled = launched.step, launched.sampled
-        tokens = np.asarray(sampled.tokens).tolist()
-        token_ids: list[list[int]] = []
-        next_token = iter(tokens)
-        token_ids = [[next(next_token)] if samples else [] for samples in step.samples]
+        launched = self._run(step, self.buckets.pick(len(step.slots), step.total_tokens))
+        self.recompilations += compilations.count - before
         if self.config.strict and self.recompilations:
             raise RecompilationError(f"{self.recompilations} programs were compiled after warm-up")
+        return launched
+
+    def collect(self, launched: Launched) -> StepResult:
+        """Waits for a step and returns its tokens."""
+        step, sampled = launched.step, launched.sampled
+        tokens = iter(np.asarray(sampled.tokens).tolist())
+        token_ids = [[next(tokens)] if samples else [] for samples in step.samples]
         return StepResult(token_ids, _logprob_rows(step, sampled) if step.max_logprobs >= 0 else None)
 
     def _run(self, step: Step, bucket: Bucket) -> Launched:

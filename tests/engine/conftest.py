@@ -1,0 +1,96 @@
+"""One warm runner of a tiny random Llama, shared by all engine tests: compiling is what costs.
+
+Tests vary the host half (pool size, budgets, overlap, caching) around the same programs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxpaged import models
+from jaxpaged.config import EngineConfig
+from jaxpaged.core.block_manager import BlockManager
+from jaxpaged.core.scheduler import Scheduler
+from jaxpaged.device.buckets import BucketTable
+from jaxpaged.device.runner import Runner
+from jaxpaged.engine.engine import Engine
+from tests.engine.tiny import BLOCK, GREEDY, MAX_LEN, POOL, TINY_LLAMA, VOCAB, Answer, run
+
+MakeEngine = Callable[..., Engine]
+
+
+@pytest.fixture(scope="session")
+def tiny_module():
+    family = models.get_family("llama")
+    return family.module(config=family.config_from_hf(TINY_LLAMA), dtype=jnp.dtype("float32"))
+
+
+@pytest.fixture(scope="session")
+def tiny_params(tiny_module):
+    # Wide weights make the argmax depend on the whole context: a wrong cache shows at once.
+    return jax.tree.map(lambda x: x * 10 if x.ndim > 1 else x, models.random_params(tiny_module, 0))
+
+
+@pytest.fixture(scope="session")
+def tiny_config() -> EngineConfig:
+    return EngineConfig(
+        model="tiny",
+        dtype="float32",
+        max_model_len=MAX_LEN,
+        max_num_seqs=8,
+        max_num_batched_tokens=64,
+        num_kv_blocks=POOL,
+        max_logprobs=8,
+        attention_implementation="xla",
+        compilation_cache_dir="",
+        strict=True,
+    )
+
+
+@pytest.fixture(scope="session")
+def runner(tiny_module, tiny_params, tiny_config) -> Runner:
+    runner = Runner(
+        tiny_module, tiny_params, tiny_config, vocab_size=VOCAB, buckets=BucketTable([2, 8], [16, 64], max_num_seqs=8)
+    )
+    runner.warm_up()
+    return runner
+
+
+@pytest.fixture
+def make_engine(runner, tiny_config) -> MakeEngine:
+    """An engine around the shared runner; options shrink what the scheduler may use of it."""
+
+    def make(
+        *,
+        blocks: int = POOL,
+        tokens: int = 64,
+        seqs: int = 8,
+        overlap: bool = True,
+        caching: bool = True,
+        eos: Sequence[int] = (),
+        poison: bool = False,
+        **block_manager_options,
+    ) -> Engine:
+        if poison:
+            runner.kv_pages = jnp.full_like(runner.kv_pages, jnp.nan)
+        manager = BlockManager(blocks, BLOCK, enable_prefix_caching=caching, **block_manager_options)
+        scheduler = Scheduler(manager, max_num_seqs=seqs, max_num_batched_tokens=tokens, max_model_len=MAX_LEN)
+        config = dataclasses.replace(tiny_config, overlap=overlap, num_kv_blocks=blocks)
+        return Engine(scheduler, runner, config, vocab_size=VOCAB, eos_token_ids=eos)
+
+    return make
+
+
+@pytest.fixture
+def solo(make_engine) -> Callable[..., Answer]:
+    """A request alone on a fresh engine with no prefix cache: the right answer."""
+
+    def run_alone(token_ids, params=GREEDY, **options) -> Answer:
+        return run(make_engine(caching=False, overlap=False, **options), [token_ids], params)[0]
+
+    return run_alone

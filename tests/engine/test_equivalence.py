@@ -1,0 +1,172 @@
+"""The schedule never changes the answer: token ids equal those of the request run alone (float32, CPU)."""
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from jaxpaged.core.sampling_params import SamplingParams
+from tests.engine.tiny import BLOCK, GREEDY, prompt, run
+
+SEEDED = SamplingParams(temperature=0.8, seed=42, max_tokens=12)
+LENGTHS = [5, 15, 16, 17, 33, 64, 100]
+
+
+@pytest.fixture(scope="module")
+def right():
+    """Solo answers, remembered: `right(solo, prompt, params)`."""
+    known = {}
+
+    def answer(solo, token_ids, params):
+        key = (tuple(token_ids), repr(params))
+        if key not in known:
+            known[key] = solo(token_ids, params).token_ids
+        return known[key]
+
+    return answer
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("tokens", [8, 16, 64])
+@pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+def test_any_batch_and_chunking(make_engine, solo, right, overlap, tokens, params):
+    prompts = [prompt(n) for n in LENGTHS]
+    answers = run(make_engine(tokens=tokens, overlap=overlap, poison=True), prompts, params)
+    for p, answer in zip(prompts, answers, strict=True):
+        assert answer.token_ids == right(solo, p, params), len(p)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+def test_preemption(make_engine, solo, right, overlap, params):
+    """B59: six requests in a pool for about three, preempted more than once, some in mid-prefill."""
+    params = replace(params, max_tokens=40)
+    prompts = [prompt(30, seed) for seed in range(6)]
+    engine = make_engine(blocks=11, tokens=24, overlap=overlap, poison=True)
+    answers = run(engine, prompts, params)
+    assert engine.scheduler.num_preemptions >= 3, "the pool is too large to test anything"
+    for p, answer in zip(prompts, answers, strict=True):
+        assert answer.token_ids == right(solo, p, params)
+        assert answer.finish_reason == "length" and len(answer.token_ids) == 40
+
+
+def test_preemption_keeps_logprobs(make_engine, solo):
+    params = SamplingParams(temperature=0, max_tokens=40, logprobs=2)
+    prompts = [prompt(30, seed) for seed in range(6)]
+    engine = make_engine(blocks=14, tokens=24)
+    answers = run(engine, prompts, params)
+    assert engine.scheduler.num_preemptions
+    alone = solo(prompts[5], params)
+    np.testing.assert_allclose([x.logprob for x in answers[5].logprobs], [x.logprob for x in alone.logprobs], atol=1e-4)
+
+
+@pytest.mark.parametrize("length", [1, 15, 16, 17, 32, 33, 47])
+@pytest.mark.parametrize("together", [True, False])
+def test_prefix_hits(make_engine, solo, right, length, together):
+    """B62: sent twice, and twice at once; at most length - 1 tokens come from the cache."""
+    engine = make_engine()
+    p = prompt(length)
+    if together:
+        answers = run(engine, [p, p, p])
+    else:
+        answers = [run(engine, [p])[0] for _ in range(3)]
+    for answer in answers:
+        assert answer.token_ids == right(solo, p, GREEDY)
+        assert answer.num_cached_tokens <= length - 1
+    assert answers[2].num_cached_tokens == (length - 1) // BLOCK * BLOCK
+
+
+def test_prefix_hits_of_generated_tokens_and_other_tails(make_engine, solo, right):
+    engine = make_engine()
+    first = run(engine, [prompt(30)], SamplingParams(temperature=0, max_tokens=20))[0]
+    conversation = prompt(30) + first.token_ids + prompt(5)
+    tails = [prompt(32)[:20] + prompt(10, seed) for seed in range(3)]
+    answers = run(engine, [conversation, *tails])
+    assert answers[0].num_cached_tokens == 48
+    for p, answer in zip([conversation, *tails], answers, strict=True):
+        assert answer.token_ids == right(solo, p, GREEDY)
+
+
+def test_a_constant_hash_changes_nothing(make_engine, solo, right):
+    """S02: every block collides; stored token ids are compared, so the answers stay right."""
+    engine = make_engine(hash_function=lambda data: b"same")
+    prompts = [prompt(n, seed) for seed in range(3) for n in (20, 40)]
+    for _ in range(2):
+        for p, answer in zip(prompts, run(engine, prompts), strict=True):
+            assert answer.token_ids == right(solo, p, GREEDY)
+
+
+def test_salts_do_not_share(make_engine):
+    engine = make_engine()
+
+    def cached(name, salt):
+        engine.add_request(engine.make_request(name, prompt(40), GREEDY, cache_salt=salt))
+        last = None
+        while engine.has_work:
+            for update in engine.step():
+                last = update
+        return last.num_cached_tokens
+
+    assert [cached(str(i), salt) for i, salt in enumerate([None, "a", "b", "a", None])] == [0, 0, 0, 32, 32]
+
+
+def test_garbage_in_unused_slots(make_engine, solo, right):
+    """B64: the whole pool is NaN; contexts around a page's end; padding rows in the batch."""
+    for n in (1, 15, 16, 17):
+        answer = run(make_engine(poison=True), [prompt(n)])[0]
+        assert answer.token_ids == right(solo, prompt(n), GREEDY)
+
+
+def test_a_seeded_request_is_its_own(make_engine, solo, right):
+    """B31: alone, beside unseeded, seeded and greedy neighbours, in another slot, from the cache, preempted."""
+    a = prompt(20)
+    expected = right(solo, a, SEEDED)
+    unseeded = SamplingParams(temperature=1.0, max_tokens=9)
+    other = SamplingParams(temperature=1.5, seed=7, top_p=0.7, max_tokens=15)
+    engine = make_engine()
+    assert run(engine, [a, prompt(9)], [SEEDED, unseeded])[0].token_ids == expected
+    assert run(engine, [prompt(9), prompt(40), a], [other, GREEDY, SEEDED])[2].token_ids == expected
+    tight = make_engine(blocks=6, tokens=16)
+    answers = run(tight, [prompt(40), a], [replace(GREEDY, max_tokens=50), SEEDED])
+    assert answers[1].token_ids == expected
+    assert expected != right(solo, a, replace(SEEDED, seed=43))
+
+
+def test_unseeded_requests_differ_but_the_engine_seed_fixes_them(make_engine):
+    params = SamplingParams(temperature=1.0, max_tokens=12)
+    first = [a.token_ids for a in run(make_engine(), [prompt(9)] * 3, params)]
+    again = [a.token_ids for a in run(make_engine(), [prompt(9)] * 3, params)]
+    assert first == again
+    assert len({tuple(t) for t in first}) == 3
+
+
+def test_decodes_are_not_starved(make_engine):
+    """B61: four decodes run while prompts keep arriving; each gets a token at least every second step."""
+    engine = make_engine(tokens=32, seqs=8)
+    for i in range(4):
+        engine.add_request(engine.make_request(f"d{i}", prompt(4, i), SamplingParams(temperature=0, max_tokens=60)))
+    last_seen, arrived = {}, 0
+    for step in range(50):
+        if step > 3:
+            params = replace(GREEDY, max_tokens=2)
+            engine.add_request(engine.make_request(f"p{arrived}", prompt(64, arrived), params))
+            arrived += 1
+        for update in engine.step():
+            if update.request_id.startswith("d"):
+                assert step - last_seen.get(update.request_id, step) <= 2
+                last_seen[update.request_id] = step
+    assert len(last_seen) == 4
+    for name in list(engine.scheduler._requests):
+        engine.abort(name)
+    while engine.has_work:
+        engine.step()
+
+
+def test_a_short_prompt_overtakes_a_giant_one(make_engine):
+    """B61: its first token comes before the giant prefill ends."""
+    engine = make_engine(tokens=16)
+    engine.add_request(engine.make_request("giant", prompt(120), replace(GREEDY, max_tokens=2)))
+    engine.add_request(engine.make_request("short", prompt(6), GREEDY))
+    order = []
+    while engine.has_work:
+        order += [update.request_id for update in engine.step()]
+    assert order.index("short") < order.index("giant")
