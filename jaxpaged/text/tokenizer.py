@@ -75,7 +75,7 @@ class Tokenizer:
     @classmethod
     def from_name(cls, name: str) -> Tokenizer:
         """The tokenizer of a model by any name that `open_model` takes; its weights are not read."""
-        path = Path(name).expanduser()
+        path = Path(os.path.expanduser(name))
         if path.is_dir() and (path / "tokenizer_config.json").is_file():
             return cls.from_folder(path)
         return cls.from_source(open_model(name, load_format="dummy"))
