@@ -74,7 +74,14 @@ def install_error_handlers(app: FastAPI) -> None:
     async def gone(_: Request, __: Exception) -> Response:
         return Response(status_code=499)  # nobody reads it; the access log does
 
-    for kind in (APIError, InvalidRequestError, UnsupportedError, EngineDeadError, Exception):
+    async def crashed(request: Request, error: Exception) -> Response:
+        # Answered outside of the middleware that would add this header.
+        response = error_response(error)
+        response.headers["x-request-id"] = getattr(request.state, "request_id", "")
+        return response
+
+    app.add_exception_handler(Exception, crashed)
+    for kind in (APIError, InvalidRequestError, UnsupportedError, EngineDeadError):
         app.add_exception_handler(kind, failed)
     app.add_exception_handler(HTTPException, http_error)
     app.add_exception_handler(ClientGone, gone)

@@ -1,0 +1,250 @@
+"""The commands, with a scripted engine in place of a model."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import httpx
+import pytest
+
+import server.chat
+import server.serve
+from jaxpaged.config import EngineConfig
+from server.cli import build_parser, main
+from server.options import engine_config_of
+from tests import tiny_tokenizers
+from tests.fake_engine import FakeEngine
+from tests.server.conftest import wait_for
+
+ROOT = Path(__file__).resolve().parents[2]
+TOKENIZER = tiny_tokenizers.byte_level()
+
+
+@pytest.fixture
+def fake(monkeypatch) -> FakeEngine:
+    """What `jaxpaged chat` loads."""
+    engine = FakeEngine([*TOKENIZER.byte_ids("Hi 🔥"), 2], vocab_size=TOKENIZER.vocab_size, eos_token_ids=[2])
+
+    def load(config, progress):
+        progress("load", 10, 10)
+        progress("warm-up", 3, 3)
+        engine.wanted = config
+        return engine, TOKENIZER
+
+    monkeypatch.setattr(server.chat, "load_engine", load)
+    return engine
+
+
+def test_chat_answers_on_stdout_and_reports_on_stderr(fake, capsys) -> None:
+    assert main(["chat", "demo", "hello", "--max-tokens", "50"]) == 0
+    out, err = capsys.readouterr()
+    assert out == "Hi 🔥\n"
+    for part in ("Loading weights", "Compiling programs", "8 tokens", "tokens/s", "first token after", "3 programs"):
+        assert part in err
+    assert fake.wanted.max_num_seqs == 1 and fake.num_free == fake.num_blocks
+
+
+def test_chat_reads_a_prompt_from_stdin(fake, capsys, monkeypatch) -> None:
+    prompts = []
+    fake.script = lambda request: prompts.append(request.prompt_token_ids) or [2]
+    with open(os.devnull) as nothing:
+        monkeypatch.setattr(sys, "stdin", nothing)
+        assert main(["chat", "demo"]) == 1
+    assert capsys.readouterr().err == "jaxpaged: error: the prompt is empty\n"
+    monkeypatch.setattr(sys, "stdin", io.StringIO("from a pipe\n"))
+    assert main(["chat", "demo", "--system", "Be brief."]) == 0
+    text = TOKENIZER.decode(prompts[0], skip_special_tokens=False)
+    assert "system\nBe brief.<|im_end|>" in text and "user\nfrom a pipe<|im_end|>" in text
+
+
+def test_chat_holds_a_conversation(fake, capsys, monkeypatch) -> None:
+    prompts = []
+
+    def script(request) -> list[int]:
+        if not request.num_output_tokens:
+            prompts.append(TOKENIZER.decode(request.prompt_token_ids, skip_special_tokens=False))
+        return [*TOKENIZER.byte_ids("Yes"), 2]
+
+    fake.script = script
+    typed = ["two", "", "one"]
+
+    def read(_: str) -> str:
+        if not typed:
+            raise EOFError
+        return typed.pop()
+
+    monkeypatch.setattr("builtins.input", read)
+    monkeypatch.setattr(sys, "stdin", type("Terminal", (), {"isatty": lambda _: True})())
+    assert main(["chat", "demo"]) == 0
+    assert capsys.readouterr().out == "Yes\nYes\n"
+    assert prompts[1].endswith("user\none<|im_end|>\n<|im_start|>assistant\nYes<|im_end|>\n"
+                               "<|im_start|>user\ntwo<|im_end|>\n<|im_start|>assistant\n")  # fmt: skip
+
+
+def test_an_interrupted_answer_leaves_nothing_running(fake, monkeypatch) -> None:
+    fake.script, steps = [5], []
+
+    def interrupt() -> list:
+        steps.append(1)
+        if len(steps) == 3:
+            raise KeyboardInterrupt
+        return FakeEngine.step(fake)
+
+    monkeypatch.setattr(fake, "step", interrupt)
+    assert main(["chat", "demo", "hello"]) == 130
+    assert not fake.live
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["chat", "/no/such/model", "hi"],
+        ["chat", "demo", "hi", "--block-size", "3"],
+        ["chat", "demo", "hi", "--temperature", "-1"],
+        ["serve", "demo", "--port", "70000"],
+        ["serve", "demo", "--host", "no.such.host.invalid"],
+        ["serve", "demo", "--gpu-memory-utilization", "2"],
+    ],
+)
+def test_mistakes_are_one_line(arguments, capsys) -> None:
+    assert main(arguments) == 1
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("jaxpaged: error: ") and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [["serve", "demo", "--swap-space", "4"], ["serve"], [], ["serve", "x", "--max"]])
+def test_unknown_flags_are_refused(arguments, capsys) -> None:
+    with pytest.raises(SystemExit) as error:
+        main(arguments)
+    assert error.value.code == 2 and "usage:" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["serve", "chat"])
+def test_every_engine_option_is_a_flag_with_help(command, capsys) -> None:
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    text = capsys.readouterr().out
+    for field in dataclasses.fields(EngineConfig):
+        if field.name != "model":
+            assert f"--{field.name.replace('_', '-')}" in text
+
+
+def test_flags_become_the_config() -> None:
+    arguments = build_parser().parse_args(
+        ["serve", "m", "--max-model-len", "64", "--no-enable-prefix-caching", "--dtype", "float32", "--seed", "3",
+         "--gpu-memory-utilization", "0.5", "--attention-implementation", "xla", "--strict"]
+    )  # fmt: skip
+    assert engine_config_of(arguments, max_num_seqs=4, seed=9) == EngineConfig(
+        model="m", max_model_len=64, enable_prefix_caching=False, dtype="float32", seed=3, gpu_memory_utilization=0.5,
+        attention_implementation="xla", strict=True, max_num_seqs=4,
+    )  # fmt: skip
+    assert arguments.host == "127.0.0.1"
+
+
+def test_a_taken_port_is_found_before_the_weights_load(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(server.serve, "load_engine", lambda *_: pytest.fail("loaded"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["serve", "demo", "--port", str(port)]) == 1
+    err = capsys.readouterr().err
+    assert f"127.0.0.1:{port}" in err and "in use" in err and err.count("\n") == 1
+
+
+SERVE = textwrap.dedent(
+    """
+    import sys
+    import server.serve
+    from server.cli import main
+    from tests import tiny_tokenizers
+    from tests.fake_engine import FakeEngine
+
+    tokenizer = tiny_tokenizers.byte_level()
+
+    def script(request):
+        if request.prompt_token_ids == tokenizer.byte_ids("die"):
+            engine.fail_with = RuntimeError("device lost")
+        return [5]
+
+    engine = FakeEngine(script, vocab_size=tokenizer.vocab_size, delay=0.02)
+    server.serve.load_engine = lambda config, progress: (engine, tokenizer)
+    sys.exit(main(["serve", "tiny", *sys.argv[1:]]))
+    """
+)
+
+
+class Process:
+    """`jaxpaged serve` on a free port."""
+
+    def __init__(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAXPAGED_API_KEY": "secret"}
+        command = [sys.executable, "-c", SERVE, "--port", str(port), "--uvicorn-log-level", "warning"]
+        self.child = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+        self.url = f"http://127.0.0.1:{port}"
+
+    def ready(self) -> bool:
+        assert self.child.poll() is None, self.child.stderr.read()
+        try:
+            return httpx.get(f"{self.url}/health", trust_env=False, timeout=1).status_code == 200
+        except httpx.TransportError:
+            return False
+
+
+@pytest.fixture(scope="module")
+def processes():
+    """Two, started side by side: most of their start is importing."""
+    both = [Process(), Process()]
+    try:
+        for process in both:
+            wait_for(process.ready, 120)
+        yield both
+    finally:
+        for process in both:
+            process.child.kill()
+            process.child.wait()
+            process.child.stderr.close()
+
+
+def ask(url: str, results: list[httpx.Response], **body) -> threading.Thread:
+    def post() -> None:
+        headers = {"Authorization": "Bearer secret"}
+        results.append(httpx.post(f"{url}/v1/completions", json=body, headers=headers, timeout=30, trust_env=False))
+
+    thread = threading.Thread(target=post)
+    thread.start()
+    return thread
+
+
+def test_serve_drains_on_sigterm(processes) -> None:
+    child, url = processes[0].child, processes[0].url
+    assert httpx.get(f"{url}/v1/models", trust_env=False).status_code == 401
+    results: list[httpx.Response] = []
+    thread = ask(url, results, prompt="x", max_tokens=50)
+    threading.Event().wait(0.3)
+    child.send_signal(signal.SIGTERM)
+    thread.join(20)
+    assert results[0].json()["usage"]["completion_tokens"] == 50
+    assert child.wait(20) == 0
+    page = child.stderr.read()
+    assert "served as tiny" in page and "64 blocks of 16 tokens" in page and url in page
+
+
+def test_serve_exits_when_the_engine_dies(processes) -> None:
+    """B54."""
+    child, url = processes[1].child, processes[1].url
+    results: list[httpx.Response] = []
+    ask(url, results, prompt="die", max_tokens=50).join(20)
+    assert results[0].status_code == 503
+    assert httpx.get(f"{url}/health", trust_env=False).status_code == 503
+    assert child.wait(20) == 1
+    assert "device lost" in child.stderr.read()
