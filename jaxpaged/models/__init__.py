@@ -71,7 +71,7 @@ def param_specs(module: Decoder) -> Any:
 def random_params(module: Decoder, seed: int = 0) -> Any:
     """Random parameters on the default device: norms are the identity, the rest uniform with deviation 0.02.
 
-    The same seed gives the same parameters, under jit too.
+    The same seed gives the same parameters, under jit too but for the last bit.
     """
     leaves, tree = jax.tree_util.tree_flatten_with_path(abstract_params(module))
     key = jax.random.key(seed)

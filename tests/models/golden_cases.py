@@ -22,11 +22,14 @@ class GoldenCase:
       config: config.json as it would be published.
       prompt_len: tokens of the prompt.
       context_len: longest sequence of the engine that should give Hugging Face's logits; None: the model's own.
+
+    A variant differs from its family's main case in constants only: one program is enough to test it.
     """
 
     config: dict[str, Any]
     prompt_len: int = 40
     context_len: int | None = None
+    variant: bool = False
 
 
 _TINY = {
@@ -46,8 +49,10 @@ _TINY = {
 }
 
 
-def _case(model_type: str, *, prompt_len: int = 40, context_len: int | None = None, **config: Any) -> GoldenCase:
-    return GoldenCase({"model_type": model_type, **_TINY, **config}, prompt_len, context_len)
+def _case(
+    model_type: str, *, prompt_len: int = 40, context_len: int | None = None, variant: bool = False, **config: Any
+) -> GoldenCase:
+    return GoldenCase({"model_type": model_type, **_TINY, **config}, prompt_len, context_len, variant)
 
 
 def _phi3(**config: Any) -> dict[str, Any]:
@@ -65,6 +70,7 @@ CASES: dict[str, GoldenCase] = {
     "llama_bias_tied": _case("llama", attention_bias=True, mlp_bias=True, tie_word_embeddings=True, head_dim=32),
     "llama_llama3": _case(
         "llama",
+        variant=True,
         rope_scaling={
             "rope_type": "llama3",
             "factor": 8.0,
@@ -73,13 +79,19 @@ CASES: dict[str, GoldenCase] = {
             "original_max_position_embeddings": 16,
         },
     ),
-    "llama_linear": _case("llama", rope_scaling={"type": "linear", "factor": 4.0}),
+    "llama_linear": _case("llama", variant=True, rope_scaling={"type": "linear", "factor": 4.0}),
     "llama_dynamic": _case(
-        "llama", rope_scaling={"type": "dynamic", "factor": 2.0}, max_position_embeddings=24, context_len=40
+        "llama",
+        variant=True,
+        rope_scaling={"type": "dynamic", "factor": 2.0},
+        max_position_embeddings=24,
+        context_len=40,
     ),
-    "llama_dynamic_within": _case("llama", rope_scaling={"type": "dynamic", "factor": 2.0}),
+    "llama_dynamic_within": _case("llama", variant=True, rope_scaling={"type": "dynamic", "factor": 2.0}),
     "llama_yarn": _case(
-        "llama", rope_scaling={"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+        "llama",
+        variant=True,
+        rope_scaling={"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
     ),
     "mistral_window": _case("mistral", sliding_window=7),
     "qwen2": _case(
@@ -116,7 +128,7 @@ CASES: dict[str, GoldenCase] = {
         tie_word_embeddings=True,
     ),
     "phi3_long": _case("phi3", **_phi3(sliding_window=15)),
-    "phi3_short": _case("phi3", prompt_len=14, context_len=16, **_phi3()),
+    "phi3_short": _case("phi3", prompt_len=14, context_len=16, variant=True, **_phi3()),
     "olmo2": _case("olmo2"),
 }
 

@@ -1,6 +1,6 @@
 """Writes `goldens/` from Hugging Face's models: run from the repository's root where torch and transformers are.
 
-    python -m tests.models.make_goldens [case ...]
+python -m tests.models.make_goldens [case ...]
 """
 
 import sys

@@ -16,6 +16,7 @@ from jaxpaged.models.decoder import Decoder
 PAGE_SIZE = 8
 PAGES_PER_ROW = 6
 ROWS = 2
+QUICK_COMPILE = {"xla_backend_optimization_level": 0}  # compiling is what these tests spend their time on
 
 
 def assemble_params(config: ModelConfig, tensors: dict[str, np.ndarray]) -> dict[str, Any]:
@@ -40,7 +41,9 @@ class PagedModel:
     def __init__(self, module: Decoder, params: Any, *, tokens: int):
         self._params = jax.device_put(params)
         self._tokens = tokens
-        self._step: Callable[..., Any] = jax.jit(partial(_step, module), donate_argnums=(1,), static_argnames="decode")
+        self._step: Callable[..., Any] = jax.jit(
+            partial(_step, module), donate_argnums=(1,), static_argnames="decode", compiler_options=QUICK_COMPILE
+        )
         config = module.config
         pool = (config.num_layers, 1 + ROWS * PAGES_PER_ROW, PAGE_SIZE, 2 * config.num_kv_heads, config.head_dim)
         self._pages = jnp.full(pool, jnp.nan, module.dtype)
