@@ -95,3 +95,21 @@ class Request:
     @property
     def output_token_ids(self) -> list[int]:
         return self.all_token_ids[self.num_prompt_tokens :]
+
+    @property
+    def num_remaining_tokens(self) -> int:
+        """Tokens known or in flight that are not computed yet; at least one while it runs."""
+        return len(self.all_token_ids) + self.num_inflight_tokens - self.num_computed_tokens
+
+    def ending(self) -> tuple[str, int | None] | None:
+        """Finish reason and stop reason if the latest token is the last one, else None.
+
+        Neither EOS nor a stop id ends a request that has fewer than `min_tokens`, that one included.
+        """
+        token = self.all_token_ids[-1]
+        if self.num_output_tokens >= self.params.min_tokens:
+            if token in self.eos_token_ids:
+                return "stop", None
+            if token in self.stop_token_ids:
+                return "stop", token
+        return ("length", None) if len(self.all_token_ids) >= self.max_total_tokens else None

@@ -11,9 +11,9 @@ The rules:
 - Each running request has one token of the step reserved, so prompts never starve decodes.
 - A prompt too long to end in one whole step takes at most half of the tokens that are left; what nobody else
   takes goes back to the prompts, oldest first. So a short prompt starts, and ends, while a giant is on its way.
-- A request is admitted when the pool holds all its known tokens, besides those of admitted prompts and one more
-  block for each running request: half-admitted prompts do not wait for each other, and a step later nobody
-  has to be preempted for it.
+- A request is admitted when the pool has room for all its known tokens and a new one, besides those of admitted
+  prompts and one more block for each running request: half-admitted prompts do not wait for each other, and
+  nobody is admitted only to be preempted a step later.
 - Out of blocks, the latest running request is preempted: it loses its blocks and is computed again later. Only
   a later request gives way to an earlier one, so the first always progresses.
 - A request that would outgrow the whole pool ends there, with "length".
@@ -68,7 +68,7 @@ class Scheduler:
         self.num_preemptions = 0
         self.prefix_cache_queries = 0
         self.prefix_cache_hits = 0
-        self._requests: dict[str, Request] = {}  # all live ones
+        self._requests: dict[str, Request] = {}  # all live ones, in order of arrival
         self._free_slots = list(range(max_num_seqs - 1, -1, -1))
         self._num_wanting_logprobs = 0  # live requests that do
 
@@ -127,21 +127,20 @@ class Scheduler:
         if request is None:
             return None
         self._finish(request, "abort")
-        return _update_of(request, [])
+        num_cached = max(0, request.num_cached_tokens)
+        return RequestUpdate(request_id, [], finish_reason="abort", num_cached_tokens=num_cached)
 
     def schedule(self) -> Step | None:
         """The next step, or None when no request can use one before a result in flight arrives."""
         step = Step()
         chunks: list[_Chunk] = []
-        num_preemptions = self.num_preemptions
         self._schedule_running(step, chunks)
         left = self.max_num_batched_tokens - len(step.requests) - sum(chunk.num_tokens for chunk in chunks)
-        if self.waiting and self.num_preemptions == num_preemptions:
-            left = self._admit(step, chunks, left)
+        left = self._admit(step, chunks, left)
         for chunk in chunks:
             if left <= 0:
                 break
-            more = self._extend(chunk.request, min(left, self._num_remaining(chunk.request)), step)
+            more = self._extend(chunk.request, min(left, chunk.request.num_remaining_tokens), step)
             chunk.num_tokens += more
             left -= more
         self._complete(step, chunks)
@@ -171,18 +170,17 @@ class Scheduler:
             request.num_inflight_tokens -= 1
             ids, end = request.all_token_ids, request.max_total_tokens
             eos, stops = request.eos_token_ids, request.stop_token_ids
-            ended = False
             for i, token in enumerate(tokens, 1):
                 ids.append(token)
-                if (token in eos or token in stops or len(ids) >= end) and self._ends(request, token):
-                    ended = True
+                if (token in eos or token in stops or len(ids) >= end) and (ending := request.ending()):
+                    self._finish(request, *ending)
                     if i < len(tokens):
                         tokens, logprobs = tokens[:i], logprobs and logprobs[:i]
                     break
-            update = RequestUpdate(request.request_id, tokens, logprobs, None, None, request.num_cached_tokens)
-            if ended:
-                update.finish_reason, update.stop_reason = request.finish_reason, request.stop_reason
-            updates.append(update)
+            reason, stop_reason = request.finish_reason, request.stop_reason
+            updates.append(
+                RequestUpdate(request.request_id, tokens, logprobs, reason, stop_reason, request.num_cached_tokens)
+            )
         return updates
 
     def reset_prefix_cache(self) -> None:
@@ -192,8 +190,7 @@ class Scheduler:
     def check_invariants(self) -> None:
         """Raises AssertionError unless queues, slots and the block manager's books agree."""
         running, waiting = self.running, list(self.waiting.values())
-        assert {r.request_id for r in running + waiting} == self._requests.keys()
-        assert len(running) + len(waiting) == len(self._requests), "a request is in two queues"
+        assert running + waiting == list(self._requests.values()), "in two queues, or out of order of arrival"
         slots = [r.slot for r in running] + self._free_slots
         assert sorted(slots) == list(range(self.max_num_seqs)), "a slot is lost or taken twice"
         for request in running:
@@ -246,7 +243,7 @@ class Scheduler:
             if request.num_inflight_tokens:
                 break  # preempted: the device has to be told its tokens, so they must be known
             prefix = pool.find_prefix(request)
-            needed = pool.blocks_for(request.num_tokens) - len(prefix)
+            needed = pool.blocks_for(request.num_tokens + 1) - len(prefix)
             if self.running and needed + owed + len(self.running) > pool.num_available_after(prefix):
                 break
             self._start(request, prefix, step)
@@ -276,7 +273,7 @@ class Scheduler:
         chunks.sort(key=lambda chunk: chunk.num_tokens > 1)
         for chunk in chunks:
             request = chunk.request
-            samples = not self._num_remaining(request)
+            samples = not request.num_remaining_tokens
             request.num_inflight_tokens += samples
             step.requests.append(request)
             step.slots.append(request.slot)
@@ -293,9 +290,6 @@ class Scheduler:
         if remaining > self.max_num_batched_tokens:
             left = max(left // 2, min(left, self.block_manager.block_size))
         return min(remaining, left)
-
-    def _num_remaining(self, request: Request) -> int:
-        return request.num_tokens + request.num_inflight_tokens - request.num_computed_tokens
 
     def _num_blocks_owed(self, request: Request) -> int:
         """Blocks that a request needs to hold all its known tokens, and does not have yet."""
@@ -339,19 +333,6 @@ class Scheduler:
         self._free_slots.append(request.slot)
         request.slot = -1
 
-    def _ends(self, request: Request, token: int) -> bool:
-        """Finishes a request if `token`, its latest, is its last. Says whether it is."""
-        early = request.num_output_tokens < request.params.min_tokens
-        if token in request.eos_token_ids and not early:
-            self._finish(request, "stop")
-        elif token in request.stop_token_ids and not early:
-            self._finish(request, "stop", token)
-        elif request.num_tokens >= request.max_total_tokens:
-            self._finish(request, "length")
-        else:
-            return False
-        return True
-
     def _finish(self, request: Request, reason: str, stop_reason: int | None = None) -> None:
         if request.status is Status.RUNNING:
             self._vacate(request)
@@ -361,13 +342,3 @@ class Scheduler:
         request.status = Status.FINISHED
         request.finish_reason, request.stop_reason = reason, stop_reason
         self._num_wanting_logprobs -= request.params.logprobs is not None
-
-
-def _update_of(request: Request, tokens: list[int]) -> RequestUpdate:
-    return RequestUpdate(
-        request.request_id,
-        tokens,
-        finish_reason=request.finish_reason,
-        stop_reason=request.stop_reason,
-        num_cached_tokens=max(0, request.num_cached_tokens),
-    )

@@ -281,6 +281,16 @@ def test_prompts_that_do_not_fit_together_do_not_wait_for_each_other(sizes):
     driver.check_solo()
 
 
+@pytest.mark.parametrize("sizes", [(12, 12), (16, 3, 3), (7, 7, 7)])
+def test_a_prompt_is_held_back_rather_than_admitted_and_preempted(sizes):
+    driver = Driver(num_blocks=20, block_size=4, max_num_batched_tokens=16, max_model_len=200)
+    for i, blocks in enumerate(sizes):
+        driver.add(f"r{i}", prompt_of(blocks * 4, i), max_tokens=4)
+    driver.run()
+    assert driver.scheduler.num_preemptions == 0
+    driver.check_solo()
+
+
 @pytest.mark.parametrize("overlap", [0, 1])
 @pytest.mark.parametrize("enable_prefix_caching", [False, True])
 def test_preemption_changes_no_output(overlap, enable_prefix_caching):
@@ -303,12 +313,11 @@ def test_preemption_changes_no_output(overlap, enable_prefix_caching):
 @pytest.mark.parametrize("overlap", [0, 1])
 def test_preemption_twice_and_in_mid_prompt_changes_no_output(overlap):
     driver = Driver(num_blocks=20, block_size=4, max_num_batched_tokens=8, max_model_len=100, overlap=overlap)
-    request = driver.add("a", prompt_of(30), max_tokens=20)
     driver.add("first", prompt_of(5, 1), max_tokens=60)
+    request = driver.add("a", prompt_of(30), max_tokens=20)
 
     def preempt():
         scheduler = driver.scheduler
-        scheduler.running.sort(key=lambda r: r is request)  # as if it had come last
         assert scheduler._preempt() is request
         scheduler.check_invariants()
         assert next(iter(scheduler.waiting)) == "a", "it waits in front"
