@@ -90,8 +90,8 @@ class Tokenizer:
         """Token ids of a text. Control tokens in the text become their ids.
 
         Args:
-          add_special_tokens: add what the model's tokenizer adds, usually BOS. A text that begins with BOS already
-            (a rendered chat prompt) gets no second one.
+          add_special_tokens: add what the model's tokenizer adds, usually BOS: as its tokenizer.json says, or the
+            metadata of a GGUF file. A text that begins with BOS already (a rendered chat prompt) gets no second one.
 
         Raises:
           InvalidRequestError: not text, or text with lone surrogates, which no tokenizer can take.
