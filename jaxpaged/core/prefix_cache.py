@@ -13,8 +13,8 @@ costs hits, never right answers.
 from __future__ import annotations
 
 import hashlib
-from array import array
 from collections.abc import Callable
+from struct import Struct
 from typing import NamedTuple
 
 from jaxpaged.core.request import Request
@@ -51,6 +51,7 @@ class PrefixCache:
         self.block_size = block_size
         self.weight_version = 0
         self._hash = hash_function
+        self._pack = Struct(f"<{block_size}i").pack
         self._index: dict[bytes, int] = {}
         self._entries: list[Entry | None] = [None] * (num_blocks + 1)
         self._num_nodes = 0
@@ -161,4 +162,4 @@ class PrefixCache:
 
     def _tokens(self, request: Request, i: int) -> bytes:
         size = self.block_size
-        return array("i", request.all_token_ids[i * size : (i + 1) * size]).tobytes()
+        return self._pack(*request.all_token_ids[i * size : (i + 1) * size])

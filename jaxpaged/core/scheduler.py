@@ -131,7 +131,10 @@ class Scheduler:
         return RequestUpdate(request_id, [], finish_reason="abort", num_cached_tokens=num_cached)
 
     def schedule(self) -> Step | None:
-        """The next step, or None when no request can use one before a result in flight arrives."""
+        """The next step, or None when no request can use one before a result in flight arrives.
+
+        The caller launches it before it calls anything else here: from now on its writes count as done.
+        """
         step = Step()
         chunks: list[_Chunk] = []
         self._schedule_running(step, chunks)
