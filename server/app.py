@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from jaxpaged import __version__
 from jaxpaged.engine.async_llm import AsyncLLM
 from server.errors import install_error_handlers
-from server.middleware import ApiKeys, RequestIds
+from server.middleware import ApiKeys, Crashes, RequestIds
 from server.routes import chat, completions, health, models
 from server.serving import Serving
 
@@ -43,6 +43,7 @@ def create_app(
     install_error_handlers(app)
     for module in (completions, chat, models, health):
         app.include_router(module.router)
+    app.add_middleware(Crashes)
     if api_keys:
         app.add_middleware(ApiKeys, keys=tuple(api_keys))
     app.add_middleware(RequestIds)

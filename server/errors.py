@@ -55,7 +55,7 @@ def error_response(error: BaseException) -> Response:
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Makes every exception, expected or not, an error object."""
+    """Makes every exception that a route may raise an error object; `middleware.Crashes` does the others."""
 
     async def failed(_: Request, error: Exception) -> Response:
         return error_response(error)
@@ -74,13 +74,6 @@ def install_error_handlers(app: FastAPI) -> None:
     async def gone(_: Request, __: Exception) -> Response:
         return Response(status_code=499)  # nobody reads it; the access log does
 
-    async def crashed(request: Request, error: Exception) -> Response:
-        # Answered outside of the middleware that would add this header.
-        response = error_response(error)
-        response.headers["x-request-id"] = getattr(request.state, "request_id", "")
-        return response
-
-    app.add_exception_handler(Exception, crashed)
     for kind in (APIError, InvalidRequestError, UnsupportedError, EngineDeadError):
         app.add_exception_handler(kind, failed)
     app.add_exception_handler(HTTPException, http_error)

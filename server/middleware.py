@@ -1,4 +1,4 @@
-"""What wraps every route: request ids and API keys. Plain ASGI, so that streams pass through untouched."""
+"""What wraps every route: request ids, API keys, and an answer when all fails. Plain ASGI, so that streams pass through untouched."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
-from server.errors import APIError, error_response
+from server.errors import APIError, error_response, logger
 
 # Probes must work without a key; everything else is denied by default.
 OPEN_PATHS = frozenset({"/health", "/ping", "/version"})
@@ -38,6 +38,29 @@ class RequestIds:
             await send(message)
 
         await self._app(scope, receive, send_with_id)
+
+
+class Crashes:
+    """Answers an exception that nothing else caught. The connection stays usable, unlike with starlette's own way."""
+
+    def __init__(self, app: Any):
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        started = False
+
+        async def watched_send(message: Any) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched_send)
+        except Exception as e:
+            if started or scope["type"] != "http":
+                raise
+            logger.exception("a request failed")
+            await error_response(e)(scope, receive, send)
 
 
 class ApiKeys:

