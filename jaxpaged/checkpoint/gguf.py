@@ -8,7 +8,6 @@ tied head is simply absent. All are undone here, so that models know one format 
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxpaged.checkpoint.gguf_file import GGUFFile
+from jaxpaged.checkpoint.gguf_file import ArchitectureMetadata, GGUFFile
+from jaxpaged.checkpoint.gguf_rope import ROPE_TENSORS, rope_scaling
 from jaxpaged.checkpoint.tensor import LazyTensor
 from jaxpaged.errors import CheckpointError, UnknownModelTypeError, UnsupportedError
 
@@ -26,8 +26,6 @@ _GLOBAL = {
     "output_norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
 }
-# Read into the config, not into a parameter.
-_ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
 _ATTENTION = {
     "attn_q": "self_attn.q_proj",
@@ -65,39 +63,9 @@ class _Architecture:
 
     model_type: str
     layer: Mapping[str, str]
-    extend: Callable[[_Reader, dict[str, Any]], None]
+    extend: Callable[[ArchitectureMetadata, dict[str, Any]], None]
     interleaved_rope: bool = False
     norm_offset: float = 0.0
-
-
-class _Reader:
-    """Metadata under the architecture's prefix."""
-
-    def __init__(self, file: GGUFFile):
-        self.file = file
-        self.architecture: str = file.metadata.get("general.architecture", "")
-
-    def get(self, key: str, default: Any = None) -> Any:
-        return self.file.metadata.get(f"{self.architecture}.{key}", default)
-
-    def need(self, key: str) -> Any:
-        value = self.get(key)
-        if value is None:
-            raise CheckpointError(f"{self.file.path} lacks the metadata", missing=[f"{self.architecture}.{key}"])
-        return value
-
-    def need_one(self, key: str) -> int:
-        """A count that GGUF may give per layer; every layer must agree."""
-        value = self.need(key)
-        if not isinstance(value, list):
-            return value
-        if len(set(value)) != 1:
-            raise UnsupportedError(f"{self.file.path}: {self.architecture}.{key} differs between layers: {value}")
-        return value[0]
-
-    def vector(self, name: str) -> list[float] | None:
-        tensor = self.file.tensors.get(name)
-        return None if tensor is None else [float(x) for x in tensor.read()]
 
 
 def gguf_config(file: GGUFFile) -> dict[str, Any]:
@@ -108,7 +76,7 @@ def gguf_config(file: GGUFFile) -> dict[str, Any]:
       UnsupportedError: experts, a rope scaling that has no Hugging Face equivalent.
       CheckpointError: needed metadata is missing.
     """
-    reader, architecture = _Reader(file), _architecture(file)
+    reader, architecture = ArchitectureMetadata(file), _architecture(file)
     if reader.get("expert_count", 0):
         raise UnsupportedError(f"{file.path}: mixture-of-experts GGUF ({reader.get('expert_count')} experts)")
     heads = reader.need_one("attention.head_count")
@@ -126,7 +94,7 @@ def gguf_config(file: GGUFFile) -> dict[str, Any]:
         "max_position_embeddings": reader.need("context_length"),
         "rms_norm_eps": reader.need("attention.layer_norm_rms_epsilon"),
         "rope_theta": reader.get("rope.freq_base", 10000.0),
-        "rope_scaling": _rope_scaling(reader),
+        "rope_scaling": rope_scaling(reader),
         "hidden_act": "silu",
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "attention_bias": "blk.0.attn_q.bias" in file.tensors,
@@ -140,11 +108,11 @@ def gguf_config(file: GGUFFile) -> dict[str, Any]:
 
 def gguf_tensors(file: GGUFFile) -> dict[str, LazyTensor]:
     """The tensors by Hugging Face name and with Hugging Face meaning; unknown ones keep their GGUF name."""
-    architecture, reader = _architecture(file), _Reader(file)
+    architecture, reader = _architecture(file), ArchitectureMetadata(file)
     tensors = {}
     for name, tensor in file.tensors.items():
-        if name in _ROPE_TENSORS:
-            continue
+        if name in ROPE_TENSORS:
+            continue  # read into the config
         if architecture.norm_offset and name.endswith("norm.weight"):
             tensor = _add(tensor, -architecture.norm_offset)
         if architecture.interleaved_rope and ".attn_q." in name:
@@ -212,83 +180,18 @@ def _special_ids(metadata: Mapping[str, Any]) -> dict[str, Any]:
     return ids
 
 
-def _rope_scaling(reader: _Reader) -> dict[str, Any] | None:
-    """`rope_scaling` as in config.json, from metadata or from the tensors that llama.cpp keeps it in."""
-    kind = reader.get("rope.scaling.type", "none")
-    factor = reader.get("rope.scaling.factor", reader.get("rope.scale_linear"))
-    original = reader.get("rope.scaling.original_context_length")
-    if reader.vector("rope_freqs.weight") is not None:
-        return _llama3_scaling(reader)
-    if reader.vector("rope_factors_long.weight") is not None or kind == "longrope":
-        return _longrope_scaling(reader)
-    if kind == "none" and reader.get("rope.scale_linear", 1.0) == 1.0:
-        return None
-    if kind == "yarn":
-        return _yarn_scaling(reader, factor, original)
-    if kind in ("linear", "none"):
-        return None if factor in (None, 1.0) else {"rope_type": "linear", "factor": factor}
-    raise UnsupportedError(f"{reader.file.path}: rope scaling {kind!r}")
-
-
-def _yarn_scaling(reader: _Reader, factor: float | None, original: int | None) -> dict[str, Any]:
-    if factor is None or original is None:
-        raise CheckpointError(f"{reader.file.path}: yarn needs rope.scaling.factor and .original_context_length")
-    for key, neutral in (("yarn_ext_factor", 1.0), ("yarn_log_multiplier", 0.0)):
-        if reader.get(f"rope.scaling.{key}", neutral) not in (neutral, -1.0):
-            raise UnsupportedError(f"{reader.file.path}: rope.scaling.{key}={reader.get(f'rope.scaling.{key}')}")
-    scaling = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
-    for ours, theirs in (("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow")):
-        if reader.get(f"rope.scaling.{theirs}") is not None:
-            scaling[ours] = reader.get(f"rope.scaling.{theirs}")
-    attention = reader.get("rope.scaling.yarn_attn_factor", reader.get("rope.scaling.attn_factor", 1.0))
-    if attention != 1.0:  # llama.cpp's is a factor on top of yarn's own, Hugging Face's replaces it
-        scaling["attention_factor"] = attention * (1.0 + 0.1 * math.log(factor))
-    return scaling
-
-
-def _longrope_scaling(reader: _Reader) -> dict[str, Any]:
-    long, short = reader.vector("rope_factors_long.weight"), reader.vector("rope_factors_short.weight")
-    if long is None or short is None:
-        absent = [n for n, v in (("rope_factors_long.weight", long), ("rope_factors_short.weight", short)) if v is None]
-        raise CheckpointError(f"{reader.file.path}: longrope", missing=absent)
-    return {"rope_type": "longrope", "type": "longrope", "long_factor": long, "short_factor": short}
-
-
-def _llama3_scaling(reader: _Reader) -> dict[str, Any]:
-    """The parameters of Llama 3's rope, found back from the divisors of each frequency that GGUF stores.
-
-    Only the settings that Llama 3.1 to 3.3 use are tried; another set is refused.
-    """
-    divisors = np.asarray(reader.vector("rope_freqs.weight"), np.float64)
-    dim = 2 * len(divisors)
-    wavelen = 2 * math.pi * reader.get("rope.freq_base", 10000.0) ** (np.arange(0, dim, 2) / dim)
-    factor, low, high, original = float(divisors.max()), 1.0, 4.0, 8192
-    smooth = np.clip((original / wavelen - low) / (high - low), 0.0, 1.0)
-    if not np.allclose(divisors, 1.0 / ((1.0 - smooth) / factor + smooth), rtol=1e-4):
-        raise UnsupportedError(f"{reader.file.path}: rope_freqs.weight is not a Llama 3 scaling over {original} tokens")
-    if factor == 1.0:
-        return {"rope_type": "default"}
-    return {
-        "rope_type": "llama3",
-        "factor": factor,
-        "low_freq_factor": low,
-        "high_freq_factor": high,
-        "original_max_position_embeddings": original,
-    }
-
-
-def _llama(reader: _Reader, config: dict[str, Any]) -> None:
+def _llama(reader: ArchitectureMetadata, config: dict[str, Any]) -> None:
     config["mlp_bias"] = "blk.0.ffn_up.bias" in reader.file.tensors
     config["head_dim"] = reader.get("attention.key_length") or reader.get("rope.dimension_count", config["head_dim"])
     if reader.get("attention.sliding_window"):
         config |= {"model_type": "mistral", "sliding_window": reader.get("attention.sliding_window")}
 
 
-def _qwen(reader: _Reader, config: dict[str, Any]) -> None:
+def _qwen(reader: ArchitectureMetadata, config: dict[str, Any]) -> None:
     config["use_sliding_window"] = False
 
 
-def _phi3(reader: _Reader, config: dict[str, Any]) -> None:
+def _phi3(reader: ArchitectureMetadata, config: dict[str, Any]) -> None:
     rotary = reader.get("rope.dimension_count", config["head_dim"])
     original = reader.get("rope.scaling.original_context_length", config["max_position_embeddings"])
     config["partial_rotary_factor"] = rotary / config["head_dim"]
@@ -296,11 +199,11 @@ def _phi3(reader: _Reader, config: dict[str, Any]) -> None:
     config["sliding_window"] = reader.get("attention.sliding_window") or None
 
 
-def _olmo2(reader: _Reader, config: dict[str, Any]) -> None:
+def _olmo2(reader: ArchitectureMetadata, config: dict[str, Any]) -> None:
     pass
 
 
-def _gemma2(reader: _Reader, config: dict[str, Any]) -> None:
+def _gemma2(reader: ArchitectureMetadata, config: dict[str, Any]) -> None:
     _gemma(config, largest=46)
     layers = config["num_hidden_layers"]
     config["sliding_window"] = reader.get("attention.sliding_window", 4096)
@@ -309,7 +212,7 @@ def _gemma2(reader: _Reader, config: dict[str, Any]) -> None:
     config["layer_types"] = [("sliding_attention", "full_attention")[i % 2] for i in range(layers)]
 
 
-def _gemma3(reader: _Reader, config: dict[str, Any]) -> None:
+def _gemma3(reader: ArchitectureMetadata, config: dict[str, Any]) -> None:
     _gemma(config, largest=62)
     layers = config["num_hidden_layers"]
     pattern = reader.get("attention.sliding_window_pattern", 6)

@@ -58,6 +58,39 @@ class GGUFFile:
     kinds: dict[str, str]
 
 
+class ArchitectureMetadata:
+    """Metadata of a file under its architecture's prefix: "context_length" for "llama.context_length"."""
+
+    def __init__(self, file: GGUFFile):
+        self.file = file
+        self.architecture: str = file.metadata.get("general.architecture", "")
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value, or `default`."""
+        return self.file.metadata.get(f"{self.architecture}.{key}", default)
+
+    def need(self, key: str) -> Any:
+        """The value; raises CheckpointError if it is missing."""
+        value = self.get(key)
+        if value is None:
+            raise CheckpointError(f"{self.file.path} lacks the metadata", missing=[f"{self.architecture}.{key}"])
+        return value
+
+    def need_one(self, key: str) -> int:
+        """A count that GGUF may give per layer; every layer must agree."""
+        value = self.need(key)
+        if not isinstance(value, list):
+            return value
+        if len(set(value)) != 1:
+            raise UnsupportedError(f"{self.file.path}: {self.architecture}.{key} differs between layers: {value}")
+        return value[0]
+
+    def vector(self, name: str) -> list[float] | None:
+        """The numbers of a small tensor; None if there is none of that name."""
+        tensor = self.file.tensors.get(name)
+        return None if tensor is None else [float(x) for x in tensor.read()]
+
+
 def read_gguf(path: Path) -> GGUFFile:
     """Opens a GGUF file, and its other splits if it is one of several.
 
