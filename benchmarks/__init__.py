@@ -1,0 +1,1 @@
+"""Benchmarks: run as modules from the checkout (`python -m benchmarks.offline --help`)."""
