@@ -152,8 +152,8 @@ class Scheduler:
     def update(self, step: Step, result: StepResult) -> list[RequestUpdate]:
         """Appends a step's new tokens to its requests and ends those that are done.
 
-        A row may bring several tokens; those after the first that ends the request are cut off. Rows of
-        requests that ended meanwhile are dropped; a preempted one keeps its token.
+        A row may bring several tokens, if no later step holds its request; those after the first that ends the
+        request are cut off. Rows of requests that ended meanwhile are dropped; a preempted one keeps its token.
 
         Args:
           step: the oldest step not updated yet.
@@ -171,9 +171,15 @@ class Scheduler:
             if not samples or request.status is finished:
                 continue
             request.num_inflight_tokens -= 1
+            assert len(tokens) <= 1 or not request.num_inflight_tokens, "a later step was laid out for one token"
             ids, end = request.all_token_ids, request.max_total_tokens
             eos, stops = request.eos_token_ids, request.stop_token_ids
             for i, token in enumerate(tokens, 1):
+                if token < 0:
+                    self._finish(request, "error", "the model's logits are NaN")
+                    self.reset_prefix_cache()  # its blocks may hold NaN too
+                    tokens, logprobs = tokens[: i - 1], logprobs and logprobs[: i - 1]
+                    break
                 ids.append(token)
                 if (token in eos or token in stops or len(ids) >= end) and (ending := request.ending()):
                     self._finish(request, *ending)
@@ -336,7 +342,7 @@ class Scheduler:
         self._free_slots.append(request.slot)
         request.slot = -1
 
-    def _finish(self, request: Request, reason: str, stop_reason: int | None = None) -> None:
+    def _finish(self, request: Request, reason: str, stop_reason: int | str | None = None) -> None:
         if request.status is Status.RUNNING:
             self._vacate(request)
         else:

@@ -69,7 +69,8 @@ class StepResult:
     """The device's answer to a `Step`, row by row.
 
     Attributes:
-      token_ids: new tokens of each row; empty where the row does not sample.
+      token_ids: new tokens of each row; empty where the row does not sample. A negative one says that the logits
+        were NaN: the request ends with an error.
       logprobs: as `token_ids`, where the row's request wants them; None if no row does.
     """
 
@@ -81,8 +82,9 @@ class RequestUpdate(msgspec.Struct):
     """What a step did to one request, for whoever turns tokens into text.
 
     Attributes:
-      finish_reason: None while it runs; "stop", "length" or "abort".
-      stop_reason: the stop token id that ended it, if one of the user's `stop_token_ids` did; None for EOS.
+      finish_reason: None while it runs; "stop", "length", "abort" or "error".
+      stop_reason: the stop token id that ended it, if one of the user's `stop_token_ids` did; what went wrong, for
+        "error"; else None.
       num_cached_tokens: prompt tokens found in the prefix cache when first admitted.
     """
 

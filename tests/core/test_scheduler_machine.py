@@ -88,7 +88,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for _ in range(n):
             self.driver.step()
 
-    @precondition(lambda self: self.count % 8 == 7)
+    @precondition(lambda self: self.count % 3 == 0)
     @rule()
     def reset_weights(self):
         self.driver.reset_weights()
