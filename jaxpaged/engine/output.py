@@ -92,8 +92,8 @@ class CompletionOutput:
       token_ids: output tokens.
       logprobs: a record a token, or None if not asked for.
       cumulative_logprob: sum of the sampled tokens' logprobs so far, in every mode; None if not asked for.
-      finish_reason: None while it runs; "stop", "length" or "abort".
-      stop_reason: the stop string or stop token id that ended it; None for EOS.
+      finish_reason: None while it runs; "stop", "length", "abort" or "error".
+      stop_reason: the stop string or stop token id that ended it; what went wrong, for "error"; None for EOS.
     """
 
     index: int

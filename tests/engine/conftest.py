@@ -67,7 +67,7 @@ def make_engine(runner, tiny_config) -> MakeEngine:
 
     def make(
         *,
-        blocks: int = POOL,
+        blocks: int = 64,
         tokens: int = 64,
         seqs: int = 8,
         overlap: bool = True,

@@ -163,7 +163,7 @@ def test_decodes_are_not_starved(make_engine):
 
 def test_a_short_prompt_overtakes_a_giant_one(make_engine):
     """B61: its first token comes before the giant prefill ends."""
-    engine = make_engine(tokens=16)
+    engine = make_engine(tokens=40)
     engine.add_request(engine.make_request("giant", prompt(120), replace(GREEDY, max_tokens=2)))
     engine.add_request(engine.make_request("short", prompt(6), GREEDY))
     order = []

@@ -11,7 +11,7 @@ from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.core.step import RequestUpdate, TokenLogprobs
 from jaxpaged.engine.engine import Engine
 
-VOCAB, MAX_LEN, BLOCK, POOL = 256, 128, 16, 64
+VOCAB, MAX_LEN, BLOCK, POOL = 256, 128, 16, 512
 TINY_LLAMA = {
     "model_type": "llama",
     "vocab_size": VOCAB,
