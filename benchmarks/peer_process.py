@@ -93,7 +93,8 @@ class Peer:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=15)
         self._signal(signal.SIGKILL)
-        self._process.wait()
+        with contextlib.suppress(BrokenPipeError):  # a dead engine's unread input
+            self._process.communicate()
 
     def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
