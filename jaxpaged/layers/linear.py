@@ -18,9 +18,10 @@ def project(x: jax.Array, weight: jax.Array, bias: jax.Array | None = None, *, d
     """
     y = lax.dot_general(
         x,
-        weight,
-        (((x.ndim - 1,), (weight.ndim - 1,)), ((), ())),
+        weight.reshape(-1, weight.shape[-1]),  # XLA:CPU copies a weight of more than two axes into another order
+        (((x.ndim - 1,), (1,)), ((), ())),
         precision=lax.Precision.HIGHEST if x.dtype == jnp.float32 else None,
         preferred_element_type=dtype,
     )
+    y = y.reshape(*x.shape[:-1], *weight.shape[:-1])
     return y if bias is None else y + bias

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -33,9 +32,9 @@ def decoder_table(
         Weight("embed", (f"{prefix}model.embed_tokens.weight",)),
         Weight("final_norm", (f"{prefix}model.norm.weight",)),
     ]
-    ignore = [r".*rotary_emb\.inv_freq", *ignored]
+    ignore = [r"rotary_emb\.inv_freq$", *ignored]
     if config.tie_word_embeddings:
-        ignore.append(re.escape(prefix) + r"lm_head\.weight")
+        ignore.append(r"lm_head\.weight$")
     else:
         weights.append(Weight("lm_head", (f"{prefix}lm_head.weight",)))
     for i in range(config.num_layers):
