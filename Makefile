@@ -11,7 +11,7 @@ WORKERS ?= 2
 PYTEST_ARGS ?=
 
 bin := $(VENV)/bin
-pip := $(bin)/python -m pip install --quiet --disable-pip-version-check
+pip := $(bin)/python -m pip install -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-all lint bench clean
