@@ -28,8 +28,12 @@ def add_chat_command(commands: Any) -> None:
     group = parser.add_argument_group("chat")
     group.add_argument("--system", metavar="TEXT", help="a system message to begin with")
     group.add_argument("--max-tokens", type=int, metavar="N", help="most tokens of an answer (default: all that fit)")
-    group.add_argument("--temperature", type=float, default=0.2, help="0 is greedy (default: 0.2)")
-    group.add_argument("--top-p", type=float, default=0.9, help="keep the likeliest tokens of this mass (default: 0.9)")
+    group.add_argument(
+        "--temperature", type=float, default=0.0, help="0 is greedy (the default); higher is more varied"
+    )
+    group.add_argument(
+        "--top-p", type=float, default=1.0, help="keep the likeliest tokens of this mass (default: 1, all)"
+    )
     add_engine_flags(parser)
     parser.set_defaults(run=chat)
 

@@ -1,4 +1,7 @@
-"""What wraps every route: request ids, API keys, and an answer when all fails. Plain ASGI, so that streams pass through untouched."""
+"""What wraps every route: request ids, API keys, and an answer when all else fails.
+
+Plain ASGI, so that streams pass through untouched.
+"""
 
 from __future__ import annotations
 
