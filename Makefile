@@ -11,6 +11,7 @@ WORKERS ?= 2
 PYTEST_ARGS ?=
 
 bin := $(VENV)/bin
+checked := jaxpaged pallas_kernels server benchmarks tests
 pip := $(bin)/python -m pip install -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
@@ -29,10 +30,12 @@ test-all: $(VENV)/.demo $(VENV)/.dev  ## Run every test
 	@$(bin)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 lint: $(VENV)/.dev  ## Check style, types and the direction of imports
-	@$(bin)/ruff check jaxpaged pallas_kernels server benchmarks tests
-	@$(bin)/ruff format --check jaxpaged pallas_kernels server benchmarks tests
-	@PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(bin)/pyright --pythonpath $(bin)/python
-	@$(bin)/lint-imports --no-cache
+	@failed=0; \
+	$(bin)/ruff check $(checked) || failed=1; \
+	$(bin)/ruff format --check $(checked) || failed=1; \
+	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(bin)/pyright --pythonpath $(bin)/python || failed=1; \
+	$(bin)/lint-imports --no-cache --no-logo || failed=1; \
+	exit $$failed
 
 bench: $(VENV)/.demo  ## Measure throughput, start-up and host overhead on the demo model
 	@$(bin)/python -m benchmarks.offline --model demo
