@@ -58,6 +58,7 @@ def make_step(module: nn.Module, options: StepOptions, bucket: Bucket) -> StepFu
             page_indices=layout.page_indices,
             cu_q_lens=layout.query_start_loc,
             num_seqs=batch.num_rows[None],
+            decode_only=bucket.decode_only,
             implementation=options.implementation,
         )
         hidden, context = module.apply({"params": params}, layout.token_ids, layout.positions, context)

@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
@@ -38,8 +37,9 @@ def load_engine(config: EngineConfig, progress: Progress | None = None) -> tuple
     family = models.get_family(str(source.config.get("model_type")))
     model_config = family.config_from_hf(source.config)
     tokenizer = Tokenizer.from_name(config.tokenizer) if config.tokenizer else Tokenizer.from_source(source)
-    config = resolve_for(config, source.dtype, model_config.max_position_embeddings)
-    module = family.module(config=model_config, dtype=jnp.dtype(config.dtype))
+    config = resolve_for(config, source.dtype, model_config.max_context_len)
+    assert config.max_model_len
+    module = family.module(config=model_config.for_context(config.max_model_len), dtype=jnp.dtype(config.dtype))
     params = _params(family, module, config, source, progress)
     engine = build_engine(
         module,
@@ -110,7 +110,7 @@ def _params(
 ) -> dict:
     """The model's weights, read or (load_format="dummy") drawn."""
     if config.load_format == "dummy":
-        return jax.jit(models.random_params, static_argnums=(0, 1))(module, config.seed)
+        return models.random_params(module, config.seed)
     return load_params(
         family.table(module.config),  # pyright: ignore[reportAttributeAccessIssue]
         models.abstract_params(module),
