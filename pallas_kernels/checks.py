@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 FLOAT_DTYPES = ("float32", "bfloat16", "float16")
-POOL_DTYPES = (*FLOAT_DTYPES, "float8_e4m3fn", "float8_e5m2", "int8")
+POOL_DTYPES = (*FLOAT_DTYPES, "uint16", "float8_e4m3fn", "float8_e5m2", "int8")
 IMPLEMENTATIONS = ("reference", "xla", "gpu", "gpu_hopper", "tpu")
 
 

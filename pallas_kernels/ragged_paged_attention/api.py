@@ -42,7 +42,8 @@ def ragged_paged_attention(
     Args:
       q: [T, N, H] packed queries (after rope), float32, bfloat16 or float16.
       kv_pages: [L, P, page_size, 2K, H] pool; head 2k is the key of KV head k, head 2k+1 its value; N is a multiple
-        of K. Any of q's dtypes, or float8_e4m3fn, float8_e5m2 and int8 with `k_scale` and `v_scale`.
+        of K. One of q's dtypes, uint16 (the bits of bfloat16, see `pallas_kernels.pool`), or float8_e4m3fn, float8_e5m2
+        and int8 with `k_scale` and `v_scale`.
       kv_lens: i32[S] tokens in the cache per row, those of this step included.
       page_indices: i32[S, max_pages]; entries beyond a row's length are ignored.
       cu_q_lens: i32[S + 1]; entries beyond num_seqs are ignored.

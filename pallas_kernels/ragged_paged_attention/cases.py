@@ -56,8 +56,8 @@ class Inputs:
 def make_inputs(case: Case, seed: int, *, poison: bool = True, max_pages: int | None = None) -> Inputs:
     """Random inputs for a case.
 
-    Pages are dealt in random order. With `poison`, every slot that no live row covers is NaN (or the largest value of a
-    dtype without NaN), and so are the queries that no row owns; page tables and lengths of padding hold arbitrary numbers.
+    Pages are dealt in random order. With `poison`, every slot that no live row covers is NaN (or the largest value of
+    a dtype without NaN), and so are the queries that no row owns; what describes padding rows is arbitrary.
 
     Args:
       case: the batch.

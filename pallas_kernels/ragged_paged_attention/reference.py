@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels.pool import to_float32
+
 
 def ragged_paged_attention(
     q: jax.Array,
@@ -34,7 +36,7 @@ def ragged_paged_attention(
         row = jnp.argmax(owners)
         position = kv_lens[row] - (cu_q_lens[row + 1] - token)
 
-        kv = pages[page_indices[row]].astype(jnp.float32).reshape(-1, kv_heads, 2, head_dim)
+        kv = to_float32(pages[page_indices[row]]).reshape(-1, kv_heads, 2, head_dim)
         key_positions = jnp.arange(kv.shape[0])
         seen = owners.any() & (key_positions <= position)
         if sliding_window is not None:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 class DecodeWork(NamedTuple):
     """A flat list of (row, tile of keys) for the rows with one query.
 
-    The rows are numbered by the order in which they have work, so that a run of w items touches at most w numbers in a row.
+    The rows are numbered by the order in which they have work: w consecutive items touch at most w consecutive numbers.
 
     Attributes:
       rows: i32[S] number -> row.
@@ -31,6 +31,12 @@ class DecodeWork(NamedTuple):
         """i32[] the number of items."""
         return self.ends[-1]
 
+    def tiles(self, items: jax.Array, tile: int) -> tuple[jax.Array, jax.Array]:
+        """The row's number and the first key's position of each item i32[w]; any numbers for items past the total."""
+        number = find(self.ends, items)
+        before = jnp.where(number > 0, self.ends[number - 1], 0)
+        return number, self.starts[number] + (items - before) * tile
+
 
 class PrefillWork(NamedTuple):
     """A flat list of (row, tile of queries) for the rows with more than one query.
@@ -45,6 +51,11 @@ class PrefillWork(NamedTuple):
     def total(self) -> jax.Array:
         """i32[] the number of items."""
         return self.ends[-1]
+
+    def tile(self, item: jax.Array, tile: int) -> tuple[jax.Array, jax.Array]:
+        """The row of an item i32[], and the offset of the item's first query among the row's."""
+        row = find(self.ends, item)
+        return row, (item - jnp.where(row > 0, self.ends[row - 1], 0)) * tile
 
 
 def query_lens(cu_q_lens: jax.Array, num_seqs: jax.Array) -> jax.Array:
@@ -85,7 +96,7 @@ def prefill_work(q_lens: jax.Array, *, tile: int) -> PrefillWork:
 
 
 def first_key(position: jax.Array, chunk: int, sliding_window: int | None) -> jax.Array:
-    """The first key position to read for a query at `position`: a multiple of `chunk`, at most the first that it sees."""
+    """The first key position to read for a query at `position`: a multiple of `chunk`, at or before the first seen."""
     if sliding_window is None:
         return jnp.zeros_like(position)
     return jnp.maximum(position + 1 - sliding_window, 0) // chunk * chunk

@@ -1,8 +1,10 @@
 """Ragged paged attention in plain XLA operations: flash-style loops whose trip counts are data.
 
-The cost follows the sum of the contexts, whatever the shape of the page table. Rows with one query take part in a flat
-list of (row, tile of keys); a window of consecutive items is one loop iteration, whatever rows they belong to. Rows with
-more queries are cut in tiles of queries, each of which loops over the tiles of keys that it sees.
+The cost follows the sum of the contexts, whatever the shape of the page table. Rows with one query take part in a
+flat list of (row, tile of keys); a window of consecutive items is one loop iteration, whatever rows they belong to.
+Rows with more queries are cut in tiles of queries, each of which loops over the tiles of keys that it sees.
+
+The sizes below and the layouts of keys [.., H, C] and values [.., C, H] are what was fastest on CPUs.
 """
 
 import functools
@@ -12,7 +14,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels.pool import to_float32
 from pallas_kernels.ragged_paged_attention import work
+
+DECODE_KEYS = 64  # per item
+DECODE_ITEMS = (8, 32)  # per loop iteration: at least, at most; as many as there are rows
+PREFILL_QUERIES = 64  # per item
+PREFILL_KEYS = 128  # per loop iteration
 
 _LOWEST = -1e30  # stands for -inf: differences of it stay finite
 
@@ -21,17 +29,70 @@ class _Pool(NamedTuple):
     """One layer's pages, read in chunks of tokens.
 
     Attributes:
-      chunks: [L * P * page_size / chunk, chunk, K, 2H]
-      page_indices: i32[S, max_pages]
-      base: i32[] index of the layer's first chunk.
-      page_size, chunk: tokens.
+      kv_pages: [L, P, page_size, 2K, H].
+      page_indices: i32[S, max_pages].
+      layer: i32[].
     """
 
-    chunks: jax.Array
+    kv_pages: jax.Array
     page_indices: jax.Array
-    base: jax.Array
-    page_size: int
-    chunk: int
+    layer: jax.Array
+
+    def chunk(self, tile: int) -> int:
+        """Tokens read at a time for tiles of `tile` keys, both powers of two."""
+        return min(self.kv_pages.shape[2], tile)
+
+    def read(self, rows: jax.Array, positions: jax.Array, live: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The keys [W, K, H, C] and values [W, K, C, H] in float32 of some positions of some rows.
+
+        Args:
+          rows: i32[W].
+          positions: i32[W, C] token positions; each row counts up from a multiple of `chunk(C)`.
+          live: bool[W, C]; the value is zero where it is false. The key may be anything there, NaN included.
+        """
+        _, pages, page_size, heads, head_dim = self.kv_pages.shape
+        width, count = positions.shape
+        chunk = self.chunk(count)
+        firsts = positions[:, ::chunk]
+        page = _take(self.page_indices, rows[:, None], firsts // page_size)
+        index = ((self.layer * pages + page) * page_size + firsts % page_size) // chunk
+
+        # Slices of the pool are views that fuse into the gathers, which write the layouts of the two products at once.
+        chunks = self.kv_pages.reshape(-1, chunk, heads // 2, 2 * head_dim)
+        keys = _take(chunks[..., :head_dim], index).reshape(width, count, heads // 2, head_dim)
+        values = _take(chunks[..., head_dim:], index).reshape(width, count, heads // 2, head_dim)
+        values = _zero_unless(live[..., None, None], values)  # 0 * NaN is NaN
+        return to_float32(keys).transpose(0, 2, 3, 1), to_float32(values).transpose(0, 2, 1, 3)
+
+
+class _Scores(NamedTuple):
+    """What is done to scores, and what a row starts from.
+
+    Attributes:
+      sinks: f32[K, G] or None.
+      sliding_window, soft_cap: as in the operation.
+    """
+
+    sinks: jax.Array | None
+    sliding_window: int | None
+    soft_cap: float | None
+
+    def sees(self, query: jax.Array, key: jax.Array) -> jax.Array:
+        """Whether the query at one position sees the key at another."""
+        seen = key <= query
+        return seen if self.sliding_window is None else seen & (key > query - self.sliding_window)
+
+    def finish(self, scores: jax.Array, seen: jax.Array) -> jax.Array:
+        """Caps the scores, and lowers those that are not seen to where their exponentials vanish."""
+        if self.soft_cap is not None:
+            scores = self.soft_cap * jnp.tanh(scores / self.soft_cap)
+        return jnp.where(seen, scores, _LOWEST)
+
+    def start(self, shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
+        """The running maximum and sum [*shape, K, G] of rows that saw nothing but their sinks."""
+        if self.sinks is None:
+            return jnp.full(shape, _LOWEST), jnp.zeros(shape)
+        return jnp.broadcast_to(self.sinks, shape), jnp.ones(shape)
 
 
 @functools.partial(jax.jit, static_argnames=("sm_scale", "sliding_window", "soft_cap", "decode_only"))
@@ -54,154 +115,142 @@ def ragged_paged_attention(
 ) -> jax.Array:
     """See `pallas_kernels.ragged_paged_attention.api`; the arguments are taken as checked."""
     tokens, heads, head_dim = q.shape
-    layers, pages, page_size, kv_heads, _ = kv_pages.shape
-    kv_heads //= 2
-    tile = 128
-    chunk = min(page_size, tile)
-    pool = _Pool(
-        kv_pages.reshape(-1, chunk, kv_heads, 2 * head_dim),
-        page_indices,
-        layer[0] * (pages * page_size // chunk),
-        page_size,
-        chunk,
-    )
+    kv_heads = kv_pages.shape[3] // 2
+    pool = _Pool(kv_pages, page_indices, layer[0])
     queries = q.reshape(tokens, kv_heads, heads // kv_heads, head_dim).astype(jnp.float32)
     queries = queries * (sm_scale if k_scale is None else sm_scale * k_scale)
-    sink = jnp.full((heads,), _LOWEST) if sinks is None else sinks.astype(jnp.float32)
-    sink = sink.reshape(kv_heads, -1)
+    sinks = None if sinks is None else sinks.astype(jnp.float32).reshape(kv_heads, -1)
+    scores = _Scores(sinks, sliding_window, soft_cap)
     q_lens = work.query_lens(cu_q_lens, num_seqs)
-    args = (queries, pool, kv_lens, cu_q_lens, q_lens, sink)
-    out = _decode(*args, sliding_window=sliding_window, soft_cap=soft_cap, tile=tile)
+    out = _decode(queries, pool, scores, kv_lens, cu_q_lens, q_lens)
     if not decode_only:
-        out = _prefill(*args, out, sliding_window=sliding_window, soft_cap=soft_cap, tile=tile)
+        out = _prefill(out, queries, pool, scores, kv_lens, cu_q_lens, q_lens)
     if v_scale is not None:
         out = out * v_scale
     return out.reshape(tokens, heads, head_dim).astype(q.dtype)
 
 
-def _decode(queries, pool, kv_lens, cu_q_lens, q_lens, sink, *, sliding_window, soft_cap, tile):
-    """[T, K, G, H] float32 output of the rows with one query; zero elsewhere."""
+def _decode(
+    queries: jax.Array, pool: _Pool, scores: _Scores, kv_lens: jax.Array, cu_q_lens: jax.Array, q_lens: jax.Array
+) -> jax.Array:
+    """[T, K, G, H] float32: the output of the rows with one query, and zero elsewhere."""
     tokens, kv_heads, group, head_dim = queries.shape
     rows = kv_lens.shape[0]
-    width = min(32, max(4, rows))
-    plan = work.decode_work(q_lens, kv_lens, tile=tile, chunk=pool.chunk, sliding_window=sliding_window)
-    row_queries = queries[jnp.minimum(cu_q_lens[plan.rows], tokens - 1)]
-    row_lens = kv_lens[plan.rows]
+    width = min(max(rows, DECODE_ITEMS[0]), DECODE_ITEMS[1])
+    plan = work.decode_work(
+        q_lens,
+        kv_lens,
+        tile=DECODE_KEYS,
+        chunk=pool.chunk(DECODE_KEYS),
+        sliding_window=scores.sliding_window,
+    )
+    queries = _take(queries, _take(cu_q_lens, plan.rows))
+    lens = _take(kv_lens, plan.rows)
 
     def window(state):
         index, high, total, acc = state
         items = index * width + jnp.arange(width)
-        number = work.find(plan.ends, items)
-        before = jnp.where(number > 0, plan.ends[number - 1], 0)
-        positions = (plan.starts[number] + (items - before) * tile)[:, None] + jnp.arange(tile)
-        lens = row_lens[number]
-        seen = (positions < lens[:, None]) & (items < plan.total)[:, None]
-        if sliding_window is not None:
-            seen &= positions >= (lens - sliding_window)[:, None]
-        k, v = _read(pool, plan.rows[number], positions, seen)
-        scores = jnp.einsum("wkgh,wkch->wkgc", row_queries[number], k)
-        weights, item_high, item_total = _partial_softmax(scores, seen[:, None, None, :], soft_cap)
-        item_acc = jnp.einsum("wkgc,wkch->wkgh", weights, v)
+        number, keys = plan.tiles(items, DECODE_KEYS)
+        length = jnp.where(items < plan.total, _take(lens, number), 0)[:, None]
+        positions = keys[:, None] + jnp.arange(DECODE_KEYS)
+        live = positions < length
+        k, v = pool.read(_take(plan.rows, number), positions, live)
+        s = jnp.einsum("wkgh,wkhc->wkgc", _take(queries, number), k)
+        s = scores.finish(s, (live & scores.sees(length - 1, positions))[:, None, None])
 
-        # Merge the items of each row: the window touches at most `width` rows, from the first item's on.
-        base = number[0]
-        owns = (jnp.arange(width)[:, None] == number - base) & (items < plan.total)
-        old_high = lax.dynamic_slice_in_dim(high, base, width)
-        old_total = lax.dynamic_slice_in_dim(total, base, width)
-        old_acc = lax.dynamic_slice_in_dim(acc, base, width)
-        new_high = jnp.maximum(old_high, jnp.max(jnp.where(owns[:, :, None, None], item_high, _LOWEST), axis=1))
+        # The window touches at most `width` rows, from the first item's on. Each one's maximum over its old keys and
+        # all of its items comes first; then its items' sums add up as they are, by a product with a 0-1 matrix.
+        first = number[0]
+        owns = (first + jnp.arange(width)[:, None] == number) & (items < plan.total)
+        old_high = lax.dynamic_slice_in_dim(high, first, width)
+        item_high = jnp.where(owns[:, :, None, None], jnp.max(s, axis=-1), _LOWEST)
+        new_high = jnp.maximum(old_high, jnp.max(item_high, axis=1))
+        weights = jnp.exp(s - _take(new_high, number - first)[..., None])
+        mine = owns.astype(jnp.float32)
         keep = jnp.exp(old_high - new_high)
-        share = jnp.where(owns[:, :, None, None], jnp.exp(item_high - new_high[:, None]), 0)
-        new_total = old_total * keep + jnp.einsum("rwkg,wkg->rkg", share, item_total)
-        new_acc = old_acc * keep[..., None] + jnp.einsum("rwkg,wkgh->rkgh", share, item_acc)
-        return (
-            index + 1,
-            lax.dynamic_update_slice_in_dim(high, new_high, base, 0),
-            lax.dynamic_update_slice_in_dim(total, new_total, base, 0),
-            lax.dynamic_update_slice_in_dim(acc, new_acc, base, 0),
-        )
 
-    padded = rows + width
-    high = jnp.broadcast_to(sink, (padded, kv_heads, group))
-    state = (jnp.int32(0), high, jnp.where(high > _LOWEST, 1.0, 0.0), jnp.zeros((padded, kv_heads, group, head_dim)))
+        def add(rows: jax.Array, parts: jax.Array) -> jax.Array:
+            old = lax.dynamic_slice_in_dim(rows, first, width)
+            new = jnp.dot(mine, parts.reshape(width, -1)).reshape(old.shape)
+            kept = old * keep.reshape(keep.shape + (1,) * (old.ndim - keep.ndim))
+            return lax.dynamic_update_slice_in_dim(rows, kept + new, first, 0)
+
+        high = lax.dynamic_update_slice_in_dim(high, new_high, first, 0)
+        total = add(total, jnp.sum(weights, axis=-1))
+        return index + 1, high, total, add(acc, jnp.einsum("wkgc,wkch->wkgh", weights, v))
+
+    high, total = scores.start((rows + width, kv_heads, group))
+    state = (jnp.int32(0), high, total, jnp.zeros((*high.shape, head_dim)))
     _, _, total, acc = lax.while_loop(lambda state: state[0] * width < plan.total, window, state)
-    row_out = acc / jnp.maximum(total, 1e-30)[..., None]
-    token_row = work.find(jnp.cumsum(q_lens), jnp.arange(tokens))
-    decodes = (q_lens[token_row] == 1) & (cu_q_lens[token_row] == jnp.arange(tokens))
-    return jnp.where(decodes[:, None, None, None], row_out[plan.ordinals[token_row]], 0)
+    out = acc / jnp.maximum(total, 1e-30)[..., None]
+    row = work.find(jnp.cumsum(q_lens), jnp.arange(tokens))
+    mine = (_take(q_lens, row) == 1) & (_take(cu_q_lens, row) == jnp.arange(tokens))
+    return jnp.where(mine[:, None, None, None], _take(out, _take(plan.ordinals, row)), 0)
 
 
-def _prefill(queries, pool, kv_lens, cu_q_lens, q_lens, sink, out, *, sliding_window, soft_cap, tile):
+def _prefill(
+    out: jax.Array,
+    queries: jax.Array,
+    pool: _Pool,
+    scores: _Scores,
+    kv_lens: jax.Array,
+    cu_q_lens: jax.Array,
+    q_lens: jax.Array,
+) -> jax.Array:
     """`out` [T, K, G, H] with the output of the rows with more than one query put in."""
     tokens, kv_heads, group, head_dim = queries.shape
-    q_tile = 64
-    plan = work.prefill_work(q_lens, tile=q_tile)
-    queries = jnp.pad(queries, ((0, q_tile), (0, 0), (0, 0), (0, 0)))
-    out = jnp.pad(out, ((0, q_tile), (0, 0), (0, 0), (0, 0)))
+    plan = work.prefill_work(q_lens, tile=PREFILL_QUERIES)
+    margin = ((0, PREFILL_QUERIES), (0, 0), (0, 0), (0, 0))  # so that a tile at the end is not shifted back
+    queries, out = jnp.pad(queries, margin), jnp.pad(out, margin)
 
     def query_tile(state):
         item, out = state
-        row = work.find(plan.ends, item)
-        offset = (item - jnp.where(row > 0, plan.ends[row - 1], 0)) * q_tile
+        row, offset = plan.tile(item, PREFILL_QUERIES)
         token = cu_q_lens[row] + offset
         first = kv_lens[row] - q_lens[row] + offset  # position of the tile's first query
-        q_positions = first + jnp.arange(q_tile)
-        length = jnp.minimum(kv_lens[row], first + q_tile)
-        tile_queries = lax.dynamic_slice_in_dim(queries, token, q_tile)
+        length = jnp.minimum(kv_lens[row], first + PREFILL_QUERIES)
+        tile_queries = lax.dynamic_slice_in_dim(queries, token, PREFILL_QUERIES).transpose(1, 2, 0, 3)
+        query_positions = first + jnp.arange(PREFILL_QUERIES)[:, None]
 
         def key_tile(state):
             start, high, total, acc = state
-            positions = start + jnp.arange(tile)
-            seen = (positions <= q_positions[:, None]) & (positions < length)
-            if sliding_window is not None:
-                seen &= positions > q_positions[:, None] - sliding_window
-            k, v = _read(pool, row[None], positions[None], (positions < length)[None])
-            scores = jnp.einsum("tkgh,kch->kgtc", tile_queries, k[0])
-            weights, tile_high, tile_total = _partial_softmax(scores, seen, soft_cap)
-            new_high = jnp.maximum(high, tile_high)
-            keep, share = jnp.exp(high - new_high), jnp.exp(tile_high - new_high)
+            positions = start + jnp.arange(PREFILL_KEYS)
+            k, v = pool.read(row[None], positions[None], (positions < length)[None])
+            s = jnp.einsum("kgth,khc->kgtc", tile_queries, k[0])
+            seen = scores.sees(query_positions, positions) & (positions < length)
+            s = scores.finish(s, seen)
+            new_high = jnp.maximum(high, jnp.max(s, axis=-1))
+            weights = jnp.where(seen, jnp.exp(s - new_high[..., None]), 0)  # a query may see no key of its first tiles
+            keep = jnp.exp(high - new_high)
             tile_acc = jnp.einsum("kgtc,kch->kgth", weights, v[0])
-            new_acc = acc * keep[..., None] + tile_acc * share[..., None]
-            return start + tile, new_high, total * keep + tile_total * share, new_acc
+            return (
+                start + PREFILL_KEYS,
+                new_high,
+                total * keep + jnp.sum(weights, axis=-1),
+                acc * keep[..., None] + tile_acc,
+            )
 
-        high = jnp.broadcast_to(sink[:, :, None], (kv_heads, group, q_tile))
-        state = (
-            work.first_key(first, pool.chunk, sliding_window),
-            high,
-            jnp.where(high > _LOWEST, 1.0, 0.0),
-            jnp.zeros((kv_heads, group, q_tile, head_dim)),
-        )
+        high, total = scores.start((PREFILL_QUERIES, kv_heads, group))
+        high, total = high.transpose(1, 2, 0), total.transpose(1, 2, 0)
+        keys = work.first_key(first, pool.chunk(PREFILL_KEYS), scores.sliding_window)
+        state = (keys, high, total, jnp.zeros((*high.shape, head_dim)))
         _, _, total, acc = lax.while_loop(lambda state: state[0] < length, key_tile, state)
         tile_out = (acc / jnp.maximum(total, 1e-30)[..., None]).transpose(2, 0, 1, 3)
-        live = (offset + jnp.arange(q_tile) < q_lens[row])[:, None, None, None]
-        old = lax.dynamic_slice_in_dim(out, token, q_tile)
-        return item + 1, lax.dynamic_update_slice_in_dim(out, jnp.where(live, tile_out, old), token, 0)
+        mine = (offset + jnp.arange(PREFILL_QUERIES) < q_lens[row])[:, None, None, None]
+        old = lax.dynamic_slice_in_dim(out, token, PREFILL_QUERIES)
+        return item + 1, lax.dynamic_update_slice_in_dim(out, jnp.where(mine, tile_out, old), token, 0)
 
     _, out = lax.while_loop(lambda state: state[0] < plan.total, query_tile, (jnp.int32(0), out))
     return out[:tokens]
 
 
-def _read(pool: _Pool, rows: jax.Array, positions: jax.Array, valid: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Keys and values [W, K, C, H] in float32 of the positions i32[W, C] of rows i32[W]; zero where `valid` is false.
-
-    Each row of `positions` counts up from a multiple of the chunk size.
-    """
-    width, count = positions.shape
-    chunk_positions = positions[:, :: pool.chunk]
-    page = pool.page_indices.at[rows[:, None], chunk_positions // pool.page_size].get(mode="clip")
-    index = page * (pool.page_size // pool.chunk) + chunk_positions % pool.page_size // pool.chunk + pool.base
-    tiles = pool.chunks.at[index].get(mode="clip")
-    kv_heads, both = tiles.shape[-2:]
-    tiles = tiles.reshape(width, count, kv_heads, both).transpose(0, 2, 1, 3).astype(jnp.float32)
-    tiles = jnp.where(valid[:, None, :, None], tiles, 0)  # values too: 0 * NaN is NaN
-    return tiles[..., : both // 2], tiles[..., both // 2 :]
+def _take(array: jax.Array, *index: jax.Array) -> jax.Array:
+    """`array[index]`, where an index that is out of bounds, as padding may hold, is clamped (as XLA's gather does)."""
+    return array.at[index].get(mode="promise_in_bounds", wrap_negative_indices=False)
 
 
-def _partial_softmax(scores, seen, soft_cap):
-    """Weights (not normalized), their maximum score and their sum over the last axis; zero weight where not seen."""
-    if soft_cap is not None:
-        scores = soft_cap * jnp.tanh(scores / soft_cap)
-    scores = jnp.where(seen, scores, _LOWEST)
-    high = jnp.max(scores, axis=-1)
-    weights = jnp.where(seen, jnp.exp(scores - high[..., None]), 0)
-    return weights, high, jnp.sum(weights, axis=-1)
+def _zero_unless(keep: jax.Array, stored: jax.Array) -> jax.Array:
+    """Zero where `keep` is false. By bits where there is an integer dtype at hand: XLA:CPU vectorizes that better."""
+    if stored.dtype == jnp.uint16:
+        return stored & jnp.where(keep, jnp.uint16(0xFFFF), jnp.uint16(0))
+    return jnp.where(keep, stored, jnp.zeros((), stored.dtype))

@@ -24,15 +24,16 @@ def write_kv(
 ) -> tuple[jax.Array, jax.Array]:
     """Turns queries and keys by their rotary angles, and writes keys and values into their slots of one layer's pages.
 
-    The rotation pairs dimension i with i + R/2 among the first R dimensions ("rotate half"), in float32; the other
-    dimensions pass unchanged. R = 0 means no rotary embedding. The pool is written in place where its buffer is donated.
+    The rotation pairs dimension i with i + R/2 among the first R dimensions ("rotate half"), in float32; the others
+    pass unchanged. R = 0 means no rotary embedding. The pool is written in place where its buffer is donated.
 
     Args:
       q: [T, N, H] queries; k, v: [T, K, H] keys and values, in the dtype of q.
       cos, sin: f32[T, R/2] of each token's angles.
-      kv_pages: [L, P, page_size, 2K, H] pool; head 2k is the key of KV head k, head 2k+1 its value.
-      slot_mapping: i32[T] page * page_size + offset; live tokens have distinct slots. Padding tokens point into page 0, that
-        no row reads; what is left there is undefined.
+      kv_pages: [L, P, page_size, 2K, H] pool; head 2k is the key of KV head k, head 2k+1 its value; dtypes as in
+        `ragged_paged_attention`. uint16 holds the bits of bfloat16 (see `pallas_kernels.pool`).
+      slot_mapping: i32[T] page * page_size + offset; live tokens have distinct slots. Padding tokens point into page 0,
+        which no row reads; what is left there is undefined.
       layer: i32[1] index into L.
       k_scale, v_scale: keys are stored divided by k_scale (after the rotation), values by v_scale.
       implementation: "reference", "xla", "gpu", "gpu_hopper", "tpu", or None for the best one here.

@@ -3,6 +3,8 @@
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.pool import to_storage
+
 
 def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
     """x [T, heads, H] with its first R dimensions turned by the angles of cos, sin f32[T, R/2]; float32."""
@@ -11,18 +13,6 @@ def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
     cos, sin = cos[:, None], sin[:, None]
     first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=-1)
-
-
-def quantize(x: jax.Array, scale: float | jax.Array | None, dtype: jnp.dtype) -> jax.Array:
-    """x / scale in the pool's dtype: rounded to nearest and, where the dtype has no infinity, held within its range."""
-    if scale is not None:
-        x = x.astype(jnp.float32) / scale
-    if dtype == jnp.int8:
-        return jnp.clip(jnp.round(x.astype(jnp.float32)), -127, 127).astype(dtype)
-    if dtype.itemsize == 1:
-        limit = float(jnp.finfo(dtype).max)
-        return jnp.clip(x.astype(jnp.float32), -limit, limit).astype(dtype)
-    return x.astype(dtype)
 
 
 def write_kv(
@@ -40,8 +30,8 @@ def write_kv(
     """See `pallas_kernels.write_kv.api`; the arguments are taken as checked."""
     page_size = kv_pages.shape[2]
     page, slot = slot_mapping // page_size, slot_mapping % page_size
-    keys = quantize(rotate(k, cos, sin).astype(k.dtype), k_scale, kv_pages.dtype)
-    values = quantize(v, v_scale, kv_pages.dtype)
+    keys = to_storage(rotate(k, cos, sin).astype(k.dtype), k_scale, kv_pages.dtype)
+    values = to_storage(v, v_scale, kv_pages.dtype)
     kv_pages = kv_pages.at[layer[0], page, slot, 0::2].set(keys)
     kv_pages = kv_pages.at[layer[0], page, slot, 1::2].set(values)
     return rotate(q, cos, sin).astype(q.dtype), kv_pages

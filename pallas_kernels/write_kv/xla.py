@@ -3,7 +3,8 @@
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.write_kv.reference import quantize, rotate
+from pallas_kernels.pool import to_storage
+from pallas_kernels.write_kv.reference import rotate
 
 
 @jax.jit
@@ -21,9 +22,10 @@ def write_kv(
 ) -> tuple[jax.Array, jax.Array]:
     """See `pallas_kernels.write_kv.api`; the arguments are taken as checked."""
     layers, pages, page_size, heads, head_dim = kv_pages.shape
-    keys = quantize(rotate(k, cos, sin).astype(k.dtype), k_scale, kv_pages.dtype)
-    values = quantize(v, v_scale, kv_pages.dtype)
+    keys = to_storage(rotate(k, cos, sin).astype(k.dtype), k_scale, kv_pages.dtype)
+    values = to_storage(v, v_scale, kv_pages.dtype)
     kv = jnp.stack([keys, values], axis=2).reshape(-1, heads, head_dim)
     slots = kv_pages.reshape(layers * pages * page_size, heads, head_dim)
-    slots = slots.at[layer[0] * (pages * page_size) + slot_mapping].set(kv, mode="promise_in_bounds")
+    index = layer[0] * (pages * page_size) + slot_mapping
+    slots = slots.at[index].set(kv, mode="promise_in_bounds", wrap_negative_indices=False)
     return rotate(q, cos, sin).astype(q.dtype), slots.reshape(kv_pages.shape)
