@@ -164,7 +164,7 @@ def test_a_real_model_runs_with_torch_blocked() -> None:
     result = python(
         BLOCK_TORCH + "import jaxpaged\n"
         "params = jaxpaged.SamplingParams(temperature=0, max_tokens=4)\n"
-        "options = dict(max_model_len=64, max_num_seqs=1, max_num_batched_tokens=16)\n"
+        "options = dict(max_model_len=64, max_num_seqs=1, max_num_batched_tokens=8, warmup=False)\n"
         "out = jaxpaged.generate('demo', ['The capital of France is'], params, **options)\n"
         "assert 'Paris' in out[0].text, out[0].text\n"
     )
@@ -176,7 +176,8 @@ def test_a_real_model_leaves_an_installed_torch_alone() -> None:
     result = python(
         "import sys, jaxpaged\n"
         "params = jaxpaged.SamplingParams(temperature=0, max_tokens=2)\n"
-        "jaxpaged.generate('demo', ['Hello'], params, max_model_len=64, max_num_seqs=1, max_num_batched_tokens=16)\n"
+        "options = dict(max_model_len=64, max_num_seqs=1, max_num_batched_tokens=8, warmup=False)\n"
+        "jaxpaged.generate('demo', ['Hello'], params, **options)\n"
         "assert 'torch' not in sys.modules\n"
     )
     assert result.returncode == 0, result.stderr
