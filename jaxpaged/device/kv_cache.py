@@ -54,9 +54,8 @@ def num_pages(config: EngineConfig, model: CacheShape, *, step_bytes: int) -> in
     per_sequence = -(-config.max_model_len // config.block_size)
     most = per_sequence * config.max_num_seqs + 1
     room = config.kv_cache_bytes if config.kv_cache_bytes is not None else _free_bytes(config, step_bytes)
-    pages = min(most, room // size)
-    if pages > _GRANULE:
-        pages -= pages % _GRANULE
+    pages = room // size
+    pages = most if pages >= most else max(pages - pages % _GRANULE, min(pages, _GRANULE))
     if pages < min(per_sequence + 1, most):
         raise ConfigError(
             f"the KV cache has room for {pages} blocks of {config.block_size} tokens ({room / 2**20:.0f} MiB), but one "

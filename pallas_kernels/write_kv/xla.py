@@ -27,5 +27,7 @@ def write_kv(
     kv = jnp.stack([keys, values], axis=2).reshape(-1, heads, head_dim)
     slots = kv_pages.reshape(layers * pages * page_size, heads, head_dim)
     index = layer[0] * (pages * page_size) + slot_mapping
+    if len(index) == 1:  # XLA:CPU rewrites a scatter of one row into something that copies the pool: write it twice
+        index, kv = jnp.concatenate([index, index]), jnp.concatenate([kv, kv])
     slots = slots.at[index].set(kv, mode="promise_in_bounds", wrap_negative_indices=False)
     return rotate(q, cos, sin).astype(q.dtype), slots.reshape(kv_pages.shape)

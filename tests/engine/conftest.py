@@ -55,7 +55,7 @@ def tiny_config() -> EngineConfig:
 @pytest.fixture(scope="session")
 def runner(tiny_module, tiny_params, tiny_config) -> Runner:
     runner = Runner(
-        tiny_module, tiny_params, tiny_config, vocab_size=VOCAB, buckets=BucketTable([2, 8], [16, 64], max_num_seqs=8)
+        tiny_module, tiny_params, tiny_config, vocab_size=VOCAB, buckets=BucketTable([1, 8], [16, 64], max_num_seqs=8)
     )
     runner.warm_up()
     return runner

@@ -1,0 +1,39 @@
+import pytest
+
+from jaxpaged.config import EngineConfig
+from jaxpaged.device import kv_cache
+from jaxpaged.errors import ConfigError
+
+
+class Model:
+    num_layers, num_kv_heads, head_dim = 2, 3, 8
+
+
+def pages(**options) -> int:
+    config = EngineConfig(**({"dtype": "float32", "max_model_len": 1024, "max_num_seqs": 4} | options))
+    return kv_cache.num_pages(config, Model(), step_bytes=0)
+
+
+PAGE_BYTES = 2 * 16 * 2 * 3 * 8 * 4
+
+
+def test_page_bytes_are_those_of_the_array():
+    pool = kv_cache.empty_pages(Model(), 3, 16, "float32")
+    assert pool.shape == (2, 3, 16, 6, 8)
+    assert pool.nbytes == 3 * PAGE_BYTES == 3 * kv_cache.page_bytes(Model(), 16, "float32")
+
+
+def test_no_more_than_all_rows_can_use():
+    assert pages() == 4 * 64 + 1
+    assert pages(max_num_seqs=1) == 64 + 1
+
+
+def test_by_hand():
+    assert pages(num_kv_blocks=10) == 11
+    assert pages(kv_cache_bytes=200 * PAGE_BYTES) == 192
+    assert pages(kv_cache_bytes=70 * PAGE_BYTES, max_model_len=512) == 64
+
+
+def test_too_small_for_one_sequence_says_by_how_much():
+    with pytest.raises(ConfigError, match=r"room for 40 blocks.*needs 65"):
+        pages(kv_cache_bytes=40 * PAGE_BYTES)
