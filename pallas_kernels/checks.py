@@ -13,8 +13,8 @@ IMPLEMENTATIONS = ("reference", "xla", "gpu", "gpu_hopper", "tpu")
 
 def check_shape(name: str, array: Any, shape: tuple[int, ...]) -> None:
     """Raises ValueError unless `array` has exactly this shape."""
-    if tuple(array.shape) != shape:
-        raise ValueError(f"{name} must have shape {shape}, got {tuple(array.shape)}")
+    if jnp.shape(array) != shape:
+        raise ValueError(f"{name} must have shape {shape}, got {jnp.shape(array)}")
 
 
 def check_index(name: str, array: Any, shape: tuple[int, ...]) -> None:

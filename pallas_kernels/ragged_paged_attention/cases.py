@@ -6,6 +6,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from pallas_kernels.pool import to_storage
+
 
 @dataclass(frozen=True)
 class Case:
@@ -13,19 +15,22 @@ class Case:
 
     Attributes:
       rows: (q_len, kv_len) of each live row; the rows with one query first.
+      tokens, num_rows, max_pages, num_pages: T, S, width of the page table and P; None means what the rows need.
       heads, kv_heads, head_dim: N, K, H.
       page_size: tokens per page.
       dtype, pool_dtype: of q and of the pool (None: the same).
       sliding_window, soft_cap: as in the operation.
       sinks: whether there is a sink logit per head.
       k_scale, v_scale: as in the operation.
-      padding_rows, padding_tokens: rows and tokens that no one owns.
       layers, layer: depth of the pool and the layer that is read.
-      spare_pages: pages of the pool that no row uses.
       decode_only: as in the operation.
     """
 
     rows: tuple[tuple[int, int], ...]
+    tokens: int | None = None
+    num_rows: int | None = None
+    max_pages: int | None = None
+    num_pages: int | None = None
     heads: int = 4
     kv_heads: int = 2
     head_dim: int = 64
@@ -37,11 +42,8 @@ class Case:
     sinks: bool = False
     k_scale: float | None = None
     v_scale: float | None = None
-    padding_rows: int = 0
-    padding_tokens: int = 0
     layers: int = 2
     layer: int = 1
-    spare_pages: int = 3
     decode_only: bool | None = None
 
 
@@ -53,7 +55,7 @@ class Inputs:
     options: dict[str, Any]
 
 
-def make_inputs(case: Case, seed: int, *, poison: bool = True, max_pages: int | None = None) -> Inputs:
+def make_inputs(case: Case, seed: int, *, poison: bool = True) -> Inputs:
     """Random inputs for a case.
 
     Pages are dealt in random order. With `poison`, every slot that no live row covers is NaN (or the largest value of
@@ -63,50 +65,31 @@ def make_inputs(case: Case, seed: int, *, poison: bool = True, max_pages: int | 
       case: the batch.
       seed: of the numpy generator.
       poison: False leaves ordinary numbers there.
-      max_pages: width of the page table; None means what the longest row needs and two more.
     """
     rng = np.random.default_rng(seed)
-    live = len(case.rows)
-    rows = live + case.padding_rows
-    q_lens = np.array([q_len for q_len, _ in case.rows], np.int32)
-    lens = np.array([kv_len for _, kv_len in case.rows], np.int32)
-    counts = -(-lens // case.page_size)
-    tokens = int(q_lens.sum()) + case.padding_tokens
-
-    cu_q_lens = np.full(rows + 1, q_lens.sum(), np.int32)
-    cu_q_lens[: live + 1] = np.concatenate([[0], np.cumsum(q_lens)])
-    kv_lens = np.zeros(rows, np.int32)
-    kv_lens[:live] = lens
-    num_pages = 1 + int(counts.sum()) + case.spare_pages
-    width = max_pages or int(counts.max(initial=0)) + 2
-    page_indices = rng.integers(0, num_pages, (rows, width)).astype(np.int32)
-    deal = rng.permutation(np.arange(1, num_pages))
+    kv_lens, page_indices, cu_q_lens, pages = _metadata(case, rng, poison)
+    owned = sum(q_len for q_len, _ in case.rows)
     pool_dtype = jnp.dtype(case.pool_dtype or case.dtype)
-    pool = np.full(
-        (case.layers, num_pages, case.page_size, 2 * case.kv_heads, case.head_dim), _poison(pool_dtype, poison)
-    )
-    if poison:
-        cu_q_lens[live + 1 :] = rng.integers(0, 100, case.padding_rows)
-        kv_lens[live:] = rng.integers(0, 100, case.padding_rows)
-    for row in range(live):
-        mine, deal = deal[: counts[row]], deal[counts[row] :]
-        page_indices[row, : counts[row]] = mine
-        slots = (mine[:, None] * case.page_size + np.arange(case.page_size)).reshape(-1)[: lens[row]]
-        flat = pool[case.layer].reshape(-1, *pool.shape[3:])
-        flat[slots] = _draw(rng, (len(slots), *pool.shape[3:]), pool_dtype)
-    q = rng.standard_normal((tokens, case.heads, case.head_dim), np.float32)
-    q[q_lens.sum() :] = np.nan if poison else 0
+
+    pool = np.full((case.layers, pages, case.page_size, 2 * case.kv_heads, case.head_dim), _filling(pool_dtype, poison))
+    slots = pool[case.layer].reshape(-1, *pool.shape[3:])  # a view
+    for row, (_, kv_len) in enumerate(case.rows):
+        positions = np.arange(kv_len)
+        mine = page_indices[row, positions // case.page_size] * case.page_size + positions % case.page_size
+        slots[mine] = _draw(rng, (kv_len, *pool.shape[3:]), pool_dtype)
+    q = rng.standard_normal((owned if case.tokens is None else case.tokens, case.heads, case.head_dim), np.float32)
+    q[owned:] = np.nan if poison else 0
 
     arrays = (
         jnp.asarray(q).astype(case.dtype),
-        jnp.asarray(pool).astype(pool_dtype),
+        to_storage(jnp.asarray(pool), None, pool_dtype),
         jnp.asarray(kv_lens),
         jnp.asarray(page_indices),
         jnp.asarray(cu_q_lens),
-        jnp.array([live], jnp.int32),
+        jnp.array([len(case.rows)], jnp.int32),
         jnp.array([case.layer], jnp.int32),
     )
-    options = {"sm_scale": case.head_dim**-0.5}
+    options: dict[str, Any] = {"sm_scale": case.head_dim**-0.5}
     for name in ("sliding_window", "soft_cap", "k_scale", "v_scale", "decode_only"):
         if getattr(case, name) is not None:
             options[name] = getattr(case, name)
@@ -115,77 +98,119 @@ def make_inputs(case: Case, seed: int, *, poison: bool = True, max_pages: int | 
     return Inputs(arrays, options)
 
 
+def _metadata(case: Case, rng: np.random.Generator, poison: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
+    """kv_lens, page_indices and cu_q_lens of a case, and the number of pages of its pool."""
+    live = len(case.rows)
+    rows = live if case.num_rows is None else case.num_rows
+    lens = np.array([kv_len for _, kv_len in case.rows], np.int32)
+    counts = -(-lens // case.page_size)
+    pages = 4 + int(counts.sum()) if case.num_pages is None else case.num_pages
+    width = 2 + int(counts.max(initial=0)) if case.max_pages is None else case.max_pages
+    assert live <= rows and counts.sum() < pages and counts.max(initial=0) <= width
+
+    arbitrary = 100 if poison else 1
+    ends = np.cumsum([0, *(q_len for q_len, _ in case.rows)], dtype=np.int32)
+    cu_q_lens = np.concatenate([ends, rng.integers(0, arbitrary, rows - live, np.int32)])
+    kv_lens = np.concatenate([lens, rng.integers(0, arbitrary, rows - live, np.int32)])
+    page_indices = rng.integers(0, pages, (rows, width), np.int32)
+    deal = np.split(rng.permutation(np.arange(1, pages, dtype=np.int32)), np.cumsum(counts))
+    for row, mine in enumerate(deal[:-1]):
+        page_indices[row, : len(mine)] = mine
+    return kv_lens, page_indices, cu_q_lens, pages
+
+
 def _draw(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
     if dtype == jnp.int8:
         return rng.integers(-127, 128, shape).astype(np.float32)
     return rng.standard_normal(shape, np.float32)
 
 
-def _poison(dtype: Any, poison: bool) -> np.float32:
+def _filling(dtype: Any, poison: bool) -> np.float32:
     if not poison:
         return np.float32(0)
     return np.float32(127 if dtype == jnp.int8 else np.nan)
 
 
-_DECODES = Case(rows=((1, 1), (1, 15), (1, 16), (1, 17), (1, 300)))
-_MIXED = Case(rows=((1, 40), (1, 129), (3, 3), (70, 200), (17, 17)), padding_rows=3, padding_tokens=9)
+# Cases of the same shape and options share their compiled programs: new batches of these two cost little.
+_STEP = Case(rows=(), tokens=288, num_rows=12, max_pages=40, num_pages=72, decode_only=False)
+_DECODES = Case(rows=(), tokens=44, num_rows=44, max_pages=40, num_pages=512)
+_MIXED = replace(_STEP, rows=((1, 40), (1, 129), (3, 3), (70, 200), (17, 17)))
+
+
+def _pages(page_size: int, **options: Any) -> Case:
+    """Contexts around the ends of a page and of tiles of keys."""
+    return Case(
+        rows=(
+            (1, 1),
+            (1, page_size - 1),
+            (1, page_size),
+            (1, page_size + 1),
+            (1, 2 * page_size + 150),
+            (9, page_size + 3),
+        ),
+        tokens=20,
+        num_rows=8,
+        page_size=page_size,
+        **options,
+    )
+
 
 CASES: dict[str, Case] = {
-    # The shapes of a step.
-    "decode": _DECODES,
-    "decode_padded": replace(_DECODES, padding_rows=3, padding_tokens=3),
-    "decode_many": replace(_DECODES, rows=tuple((1, 1 + 7 * i) for i in range(40))),
-    "decode_one": replace(_DECODES, rows=((1, 257),)),
-    "decode_empty_rows": replace(_DECODES, rows=((1, 5), (0, 0), (1, 200), (0, 30), (1, 9)), padding_tokens=2),
-    "nothing": replace(_DECODES, rows=(), padding_rows=2, padding_tokens=2),
-    "prefill": replace(_MIXED, rows=((130, 130),)),
-    "prefill_chunk": replace(_MIXED, rows=((40, 300), (5, 150))),
+    # Batches.
+    "decode": replace(_DECODES, rows=((1, 1), (1, 15), (1, 16), (1, 17), (1, 300))),
+    "decode_many": replace(_DECODES, rows=tuple((1, 1 + 7 * i) for i in range(44))),
+    "decode_long_among_short": replace(_DECODES, rows=(*((1, 3),) * 30, (1, 640), *((1, 70),) * 10)),
+    "decode_empty_rows": replace(_DECODES, rows=((1, 5), (0, 0), (1, 200), (0, 30), (1, 9))),
+    "decode_nothing": _DECODES,
     "mixed": _MIXED,
     "mixed_empty_rows": replace(_MIXED, rows=((1, 40), (0, 7), (66, 66), (0, 0), (2, 130))),
-    "mixed_as_many_tokens_as_rows": replace(
-        _MIXED, rows=((1, 40), (2, 20), (2, 2)), padding_rows=2, padding_tokens=0, decode_only=False
+    "mixed_nothing": _STEP,
+    "prefill": replace(_STEP, rows=((288, 288),)),
+    "prefill_chunk": replace(_STEP, rows=((40, 300), (64, 500), (128, 128), (5, 150))),
+    "decodes_in_a_mixed_program": replace(_STEP, rows=tuple((1, 1 + 17 * i) for i in range(8))),
+    "many_queries_in_a_decode_shape": Case(rows=((1, 40), (2, 20), (2, 2)), num_rows=5, decode_only=False),
+    # Page sizes, heads and dtypes, several at a time.
+    "page_8_mha_head_dim_80_float32_pool": _pages(
+        8, heads=3, kv_heads=3, head_dim=80, dtype="bfloat16", pool_dtype="float32"
     ),
-    # Page sizes.
-    **{
-        f"page_{size}": replace(
-            _MIXED,
-            page_size=size,
-            rows=((1, 1), (1, size - 1), (1, size), (1, size + 1), (1, 2 * size + 150), (size + 1, 2 * size + 1)),
-        )
-        for size in (8, 32, 64, 128, 256)
-    },
-    # Heads.
-    "mha": replace(_MIXED, heads=3, kv_heads=3),
-    "mqa": replace(_MIXED, heads=5, kv_heads=1),
-    "gqa_odd": replace(_MIXED, heads=9, kv_heads=3),
-    **{f"head_dim_{size}": replace(_MIXED, head_dim=size) for size in (80, 96, 128, 192, 256)},
+    "page_32_mqa_head_dim_96_bfloat16": _pages(32, heads=5, kv_heads=1, head_dim=96, dtype="bfloat16"),
+    "page_64_gqa_odd_head_dim_192": _pages(64, heads=9, kv_heads=3, head_dim=192),
+    "page_128_head_dim_128_float16": _pages(128, head_dim=128, dtype="float16"),
+    "page_256_head_dim_256_bfloat16_bits": _pages(256, head_dim=256, dtype="bfloat16", pool_dtype="uint16"),
+    "float8_pool": _pages(16, dtype="bfloat16", pool_dtype="float8_e4m3fn", k_scale=0.7, v_scale=1.5),
+    "int8_pool": _pages(16, dtype="bfloat16", pool_dtype="int8", k_scale=0.01, v_scale=0.02),
     # Scores.
     "window": replace(_MIXED, sliding_window=20),
-    "window_one": replace(_MIXED, sliding_window=1),
-    "window_decode": replace(_DECODES, sliding_window=130),
-    "soft_cap": replace(_MIXED, soft_cap=2.0),
-    "sinks": replace(_MIXED, sinks=True),
+    "window_of_one": replace(_DECODES, rows=tuple((1, 1 + 13 * i) for i in range(30)), sliding_window=1),
+    "window_of_several_tiles": replace(_DECODES, rows=tuple((1, 1 + 13 * i) for i in range(30)), sliding_window=130),
+    "soft_cap_and_sinks": replace(_MIXED, soft_cap=2.0, sinks=True),
     "everything": replace(
-        _MIXED, sliding_window=70, soft_cap=5.0, sinks=True, k_scale=0.5, v_scale=2.0, dtype="bfloat16"
+        _MIXED,
+        sliding_window=70,
+        soft_cap=5.0,
+        sinks=True,
+        k_scale=0.5,
+        v_scale=2.0,
+        dtype="bfloat16",
+        pool_dtype="uint16",
     ),
-    # Dtypes.
-    "bfloat16": replace(_MIXED, dtype="bfloat16"),
-    "float16": replace(_MIXED, dtype="float16"),
-    "float32_pool": replace(_MIXED, dtype="bfloat16", pool_dtype="float32"),
-    "float8_pool": replace(_MIXED, dtype="bfloat16", pool_dtype="float8_e4m3fn", k_scale=0.7, v_scale=1.5),
-    "int8_pool": replace(_MIXED, dtype="bfloat16", pool_dtype="int8", k_scale=0.01, v_scale=0.02),
 }
 """Small batches that between them reach every feature; all implementations must agree with the reference on them."""
 
+
+def _demo(rows: tuple[tuple[int, int], ...], **options: Any) -> Case:
+    return Case(rows=rows, heads=9, kv_heads=3, layers=4, max_pages=512, num_pages=4096, dtype="bfloat16", **options)
+
+
 BENCHMARKS: dict[str, Case] = {
-    f"{rows}x{context}": Case(
-        rows=((1, context),) * rows,
-        heads=9,
-        kv_heads=3,
-        dtype="bfloat16",
-        layers=4,
-        spare_pages=max(0, 4096 - rows * context // 16),
-    )
-    for rows, context in ((32, 256), (8, 256), (1, 256), (1, 1024), (1, 4096))
+    "decode_32x256": _demo(((1, 256),) * 32),
+    "decode_32_ragged": _demo(tuple((1, 16 + 15 * i) for i in range(32))),
+    "decode_8x256": _demo(((1, 256),) * 8),
+    "decode_1x256": _demo(((1, 256),)),
+    "decode_1x1024": _demo(((1, 1024),)),
+    "decode_1x4096": _demo(((1, 4096),)),
+    "prefill_1x512": _demo(((512, 512),), num_rows=32),
+    "prefill_4x128": _demo(((128, 128),) * 4, num_rows=32),
+    "mixed_31x256_480": _demo((*((1, 256),) * 31, (481, 481)), num_rows=32),
 }
 """Shapes of the demo model (9 query heads, 3 KV heads, head dim 64) that the benchmarks time."""

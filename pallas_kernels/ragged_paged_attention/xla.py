@@ -148,7 +148,7 @@ def _decode(
     lens = _take(kv_lens, plan.rows)
 
     def window(state):
-        index, high, total, acc = state
+        index, high, sums = state
         items = index * width + jnp.arange(width)
         number, keys = plan.tiles(items, DECODE_KEYS)
         length = jnp.where(items < plan.total, _take(lens, number), 0)[:, None]
@@ -159,30 +159,26 @@ def _decode(
         s = scores.finish(s, (live & scores.sees(length - 1, positions))[:, None, None])
 
         # The window touches at most `width` rows, from the first item's on. Each one's maximum over its old keys and
-        # all of its items comes first; then its items' sums add up as they are, by a product with a 0-1 matrix.
+        # all of its items comes first; then its items' sums add up as they are.
         first = number[0]
         owns = (first + jnp.arange(width)[:, None] == number) & (items < plan.total)
         old_high = lax.dynamic_slice_in_dim(high, first, width)
         item_high = jnp.where(owns[:, :, None, None], jnp.max(s, axis=-1), _LOWEST)
         new_high = jnp.maximum(old_high, jnp.max(item_high, axis=1))
         weights = jnp.exp(s - _take(new_high, number - first)[..., None])
-        mine = owns.astype(jnp.float32)
-        keep = jnp.exp(old_high - new_high)
-
-        def add(rows: jax.Array, parts: jax.Array) -> jax.Array:
-            old = lax.dynamic_slice_in_dim(rows, first, width)
-            new = jnp.dot(mine, parts.reshape(width, -1)).reshape(old.shape)
-            kept = old * keep.reshape(keep.shape + (1,) * (old.ndim - keep.ndim))
-            return lax.dynamic_update_slice_in_dim(rows, kept + new, first, 0)
-
+        item_sums = jnp.concatenate(
+            [jnp.einsum("wkgc,wkch->wkgh", weights, v), jnp.sum(weights, axis=-1, keepdims=True)], axis=-1
+        )
+        old_sums = lax.dynamic_slice_in_dim(sums, first, width) * jnp.exp(old_high - new_high)[..., None]
+        new_sums = old_sums + _add_up(owns, item_sums)
         high = lax.dynamic_update_slice_in_dim(high, new_high, first, 0)
-        total = add(total, jnp.sum(weights, axis=-1))
-        return index + 1, high, total, add(acc, jnp.einsum("wkgc,wkch->wkgh", weights, v))
+        return index + 1, high, lax.dynamic_update_slice_in_dim(sums, new_sums, first, 0)
 
+    # The running maximum per row, and the sums of weighted values with, behind them, the sum of the weights.
     high, total = scores.start((rows + width, kv_heads, group))
-    state = (jnp.int32(0), high, total, jnp.zeros((*high.shape, head_dim)))
-    _, _, total, acc = lax.while_loop(lambda state: state[0] * width < plan.total, window, state)
-    out = acc / jnp.maximum(total, 1e-30)[..., None]
+    sums = jnp.pad(total[..., None], ((0, 0), (0, 0), (0, 0), (head_dim, 0)))
+    _, _, sums = lax.while_loop(lambda state: state[0] * width < plan.total, window, (jnp.int32(0), high, sums))
+    out = sums[..., :head_dim] / jnp.maximum(sums[..., head_dim:], 1e-30)
     row = work.find(jnp.cumsum(q_lens), jnp.arange(tokens))
     mine = (_take(q_lens, row) == 1) & (_take(cu_q_lens, row) == jnp.arange(tokens))
     return jnp.where(mine[:, None, None, None], _take(out, _take(plan.ordinals, row)), 0)
@@ -242,6 +238,19 @@ def _prefill(
 
     _, out = lax.while_loop(lambda state: state[0] < plan.total, query_tile, (jnp.int32(0), out))
     return out[:tokens]
+
+
+def _add_up(owns: jax.Array, parts: jax.Array) -> jax.Array:
+    """Per row r the sum of `parts` [W, K, G, X] over the items i with owns[r, i], bool[R, W].
+
+    A product with a 0-1 matrix. An item that is not finite would reach all rows through it (0 * NaN is NaN): it stands
+    aside, and makes its own row NaN.
+    """
+    flat = parts.reshape(parts.shape[0], -1)
+    finite = jnp.isfinite(jnp.sum(flat, axis=-1))
+    sums = jnp.dot(owns.astype(jnp.float32), jnp.where(finite[:, None], flat, 0))
+    broken = jnp.any(owns & ~finite, axis=1)
+    return jnp.where(broken[:, None], jnp.nan, sums).reshape(owns.shape[0], *parts.shape[1:])
 
 
 def _take(array: jax.Array, *index: jax.Array) -> jax.Array:

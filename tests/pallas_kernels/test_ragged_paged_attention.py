@@ -1,21 +1,159 @@
+"""Every implementation against the reference, on the named cases and on drawn batches; and what is refused."""
+
+import functools
+import zlib
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pallas_kernels import ragged_paged_attention
-from pallas_kernels.ragged_paged_attention.cases import CASES, make_inputs
+from pallas_kernels.ragged_paged_attention.cases import CASES, Case, Inputs, make_inputs
 
+IMPLEMENTATIONS = ("xla",)
 TOLERANCE = {"float32": 2e-5, "bfloat16": 2e-2, "float16": 3e-3}
 
 
+def run(inputs: Inputs, implementation: str, **changes) -> np.ndarray:
+    out = ragged_paged_attention(*inputs.arrays, **{**inputs.options, **changes}, implementation=implementation)
+    assert out.dtype == inputs.arrays[0].dtype
+    return np.asarray(out, np.float32)
+
+
+def assert_agrees(case: Case, seed: int, implementation: str) -> None:
+    inputs = make_inputs(case, seed)
+    want, got = run(inputs, "reference"), run(inputs, implementation)
+    assert np.isfinite(want).all()
+    owned = sum(q_len for q_len, _ in case.rows)
+    assert not want[owned:].any() and not got[owned:].any(), "padding tokens are zero"
+    tolerance = TOLERANCE[case.dtype]
+    np.testing.assert_allclose(got, want, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("name", CASES)
-def test_agrees_with_the_reference(name):
-    inputs = make_inputs(CASES[name], seed=len(name))
-    want = ragged_paged_attention(*inputs.arrays, **inputs.options, implementation="reference")
-    got = ragged_paged_attention(*inputs.arrays, **inputs.options, implementation="xla")
-    assert np.isfinite(np.asarray(want, np.float32)).all()
-    np.testing.assert_allclose(
-        np.asarray(got, np.float32),
-        np.asarray(want, np.float32),
-        atol=TOLERANCE[CASES[name].dtype],
-        rtol=TOLERANCE[CASES[name].dtype],
-    )
+def test_agrees_with_the_reference(name, implementation):
+    assert_agrees(CASES[name], zlib.crc32(name.encode()), implementation)
+
+
+@st.composite
+def batches(draw) -> tuple[tuple[int, int], ...]:
+    """Up to 12 rows of up to 288 tokens in all, decodes first, in 71 pages of 16."""
+    decodes = draw(st.lists(st.integers(1, 90), max_size=6))
+    longer = draw(st.lists(st.tuples(st.integers(0, 47), st.integers(0, 40)), max_size=6))
+    return (*((1, kv_len) for kv_len in decodes), *((q_len, q_len + cached) for q_len, cached in longer))
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@settings(max_examples=10, deadline=None)
+@given(batches(), st.integers(0, 2**32 - 1))
+def test_agrees_on_drawn_batches(implementation, rows, seed):
+    assert_agrees(replace(CASES["mixed"], rows=rows), seed, implementation)
+
+
+def dense(q: np.ndarray, k: np.ndarray, v: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """Plain causal attention of one row in float64; q [q_len, N, H], k and v [kv_len, K, H]."""
+    k, v = (np.repeat(x, q.shape[1] // x.shape[1], axis=1).astype(np.float64) for x in (k, v))
+    scores = np.einsum("tnh,cnh->ntc", q.astype(np.float64), k) * q.shape[-1] ** -0.5
+    scores[:, np.arange(len(k)) > positions[:, None]] = -np.inf
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return np.einsum("ntc,cnh->tnh", weights / weights.sum(-1, keepdims=True), v)
+
+
+@pytest.mark.parametrize("implementation", ("reference", *IMPLEMENTATIONS))
+def test_is_plain_attention_over_the_pages(implementation):
+    """The reference itself, against attention written without pages."""
+    case = CASES["mixed"]
+    inputs = make_inputs(case, seed=5)
+    got = run(inputs, implementation)
+    q, pool, _, page_indices, cu_q_lens, _, _ = (np.asarray(array) for array in inputs.arrays)
+    for row, (q_len, kv_len) in enumerate(case.rows):
+        kv = pool[case.layer][page_indices[row, : -(-kv_len // case.page_size)]].reshape(-1, *pool.shape[3:])[:kv_len]
+        mine = slice(cu_q_lens[row], cu_q_lens[row] + q_len)
+        want = dense(q[mine], kv[:, 0::2], kv[:, 1::2], np.arange(kv_len - q_len, kv_len))
+        np.testing.assert_allclose(got[mine], want, atol=2e-5)
+
+
+def test_rows_do_not_depend_on_their_neighbours():
+    """A row's output is the same to the bit when its neighbours' keys and values are NaN."""
+    case = CASES["decode_many"]
+    inputs = make_inputs(case, seed=1)
+    want = run(inputs, "xla")
+    pool, page_indices = np.array(inputs.arrays[1]), np.asarray(inputs.arrays[3])
+    broken = 7
+    pool[case.layer, page_indices[broken, : -(-case.rows[broken][1] // case.page_size)]] = np.nan
+    got = run(replace(inputs, arrays=(inputs.arrays[0], jnp.asarray(pool), *inputs.arrays[2:])), "xla")
+    keep = np.arange(len(case.rows)) != broken
+    np.testing.assert_array_equal(got[keep], want[keep])
+    assert np.isnan(got[broken]).all()
+
+
+def test_page_indices_beyond_a_row_are_ignored():
+    case = CASES["mixed"]
+    inputs = make_inputs(case, seed=2)
+    want = run(inputs, "xla")
+    page_indices = np.array(inputs.arrays[3])
+    for row in range(len(page_indices)):
+        used = -(-case.rows[row][1] // case.page_size) if row < len(case.rows) else 0
+        page_indices[row, used:] = -(2**31) if row % 2 else 2**31 - 1
+    got = run(replace(inputs, arrays=(*inputs.arrays[:3], jnp.asarray(page_indices), *inputs.arrays[4:])), "xla")
+    np.testing.assert_array_equal(got, want)
+
+
+POSITIONS = {"q": 0, "kv_pages": 1, "kv_lens": 2, "page_indices": 3, "cu_q_lens": 4, "num_seqs": 5, "layer": 6}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("q", jnp.zeros((5, 4)), r"\(5, 4\)"),
+        ("q", jnp.zeros((5, 4, 64), jnp.int32), "int32"),
+        ("q", jnp.zeros((5, 4, 32)), "32 and 64"),
+        ("q", jnp.zeros((5, 3, 64)), "3 and 2"),
+        ("kv_pages", jnp.zeros((2, 9, 16, 4 * 64)), r"\(2, 9, 16, 256\)"),
+        ("kv_pages", jnp.zeros((2, 9, 12, 4, 64)), "12"),
+        ("kv_pages", jnp.zeros((2, 9, 16, 3, 64)), "3"),
+        ("kv_pages", jnp.zeros((2, 9, 16, 4, 64), jnp.int32), "int32"),
+        ("kv_lens", jnp.zeros((5,), jnp.float32), "float32"),
+        ("kv_lens", jnp.zeros((5, 1), jnp.int32), r"\(5, 1\)"),
+        ("page_indices", jnp.zeros((4, 7), jnp.int32), r"\(4, 7\)"),
+        ("cu_q_lens", jnp.zeros((5,), jnp.int32), r"\(6,\), got \(5,\)"),
+        ("num_seqs", jnp.zeros((), jnp.int32), r"\(\)"),
+        ("layer", 0, r"\(\)"),
+        ("sm_scale", float("nan"), "nan"),
+        ("sliding_window", 0, "0"),
+        ("soft_cap", -1.0, "-1.0"),
+        ("sinks", jnp.zeros((3,)), r"\(3,\)"),
+        ("implementation", "cuda", "'cuda'"),
+    ],
+)
+def test_bad_arguments_are_refused_by_value(name, value, message):
+    inputs = make_inputs(CASES["many_queries_in_a_decode_shape"], seed=0)
+    arrays, options = list(inputs.arrays), dict(inputs.options)
+    if name in POSITIONS:
+        arrays[POSITIONS[name]] = value
+    else:
+        options[name] = value
+    with pytest.raises(ValueError, match=message):
+        ragged_paged_attention(*arrays, **options)
+
+
+@pytest.mark.parametrize("implementation", ["gpu", "gpu_hopper", "tpu"])
+def test_missing_implementations_are_named(implementation):
+    inputs = make_inputs(CASES["many_queries_in_a_decode_shape"], seed=0)
+    with pytest.raises(NotImplementedError, match=implementation):
+        run(inputs, implementation)
+
+
+def test_a_decode_program_has_one_loop():
+    """T == S leaves the loop over tiles of queries out."""
+    inputs = make_inputs(CASES["decode"], seed=0)
+    loops = {}
+    for decode_only in (None, True, False):
+        op = functools.partial(ragged_paged_attention, **inputs.options, implementation="xla", decode_only=decode_only)
+        loops[decode_only] = jax.make_jaxpr(op)(*inputs.arrays).pretty_print().count("= while[")
+    assert loops == {None: 1, True: 1, False: 3}

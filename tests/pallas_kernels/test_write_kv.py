@@ -1,0 +1,110 @@
+"""write_kv against numpy, its implementations against each other, and what is refused."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels import write_kv
+
+IMPLEMENTATIONS = ("reference", "xla")
+TOKENS, HEADS, KV_HEADS, HEAD_DIM, PAGE_SIZE, PAGES, LAYERS, LAYER = 12, 6, 2, 16, 8, 9, 3, 1
+LIVE = 10
+
+
+def make_inputs(seed: int, dtype="float32", pool_dtype="float32", rotary: int = HEAD_DIM) -> list:
+    rng = np.random.default_rng(seed)
+    shapes = [(TOKENS, heads, HEAD_DIM) for heads in (HEADS, KV_HEADS, KV_HEADS)]
+    angles = rng.uniform(-9, 9, (TOKENS, rotary // 2)).astype(np.float32)
+    slots = np.concatenate([rng.permutation(np.arange(PAGE_SIZE, PAGES * PAGE_SIZE))[:LIVE], [3, 3]])
+    return [
+        *(jnp.asarray(rng.standard_normal(shape, np.float32)).astype(dtype) for shape in shapes),
+        jnp.cos(angles),
+        jnp.sin(angles),
+        jnp.asarray(rng.integers(0, 100, (LAYERS, PAGES, PAGE_SIZE, 2 * KV_HEADS, HEAD_DIM))).astype(pool_dtype),
+        jnp.asarray(slots, jnp.int32),
+        jnp.array([LAYER], jnp.int32),
+    ]
+
+
+def rotate(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
+    """Pairs (i, i + R/2) as complex numbers, turned by exp(i * angle)."""
+    half = cos.shape[1]
+    turned = (x[..., :half] + 1j * x[..., half : 2 * half]) * (cos + 1j * sin)[:, None]
+    return np.concatenate([turned.real, turned.imag, x[..., 2 * half :]], axis=-1)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("rotary", [0, 8, HEAD_DIM])
+def test_rotates_and_writes(rotary, implementation):
+    inputs = make_inputs(seed=rotary, rotary=rotary)
+    q, k, v, cos, sin, pool, slots, _ = (np.asarray(x) for x in inputs)
+    rotated, written = write_kv(*inputs, implementation=implementation)
+    np.testing.assert_allclose(rotated, rotate(q, cos, sin), atol=1e-5)
+
+    want = pool.copy()
+    rows = want[LAYER].reshape(-1, 2 * KV_HEADS, HEAD_DIM)
+    rows[slots[:LIVE], 0::2] = rotate(k, cos, sin)[:LIVE]
+    rows[slots[:LIVE], 1::2] = v[:LIVE]
+    np.testing.assert_allclose(written[:, 1:], want[:, 1:], atol=1e-5)
+    others = [layer for layer in range(LAYERS) if layer != LAYER]
+    np.testing.assert_array_equal(np.asarray(written)[others], pool[others])
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize(
+    ("dtype", "pool_dtype", "error"),
+    [
+        ("bfloat16", "bfloat16", 2**-7),
+        ("bfloat16", "uint16", 2**-7),
+        ("float16", "float16", 2**-10),
+        ("float32", "float8_e4m3fn", 2**-3),
+        ("float32", "float8_e5m2", 2**-2),
+    ],
+)
+def test_stores_in_the_dtype_of_the_pool(dtype, pool_dtype, error, implementation):
+    inputs = make_inputs(3, dtype, "float32" if pool_dtype == "uint16" else pool_dtype)
+    inputs[5] = inputs[5].astype(pool_dtype)
+    rotated, written = write_kv(*inputs, k_scale=0.5, v_scale=2.0, implementation=implementation)
+    assert rotated.dtype == dtype and written.dtype == pool_dtype
+    _, k, v, cos, sin, _, slots, _ = (np.asarray(x, np.float32) for x in inputs)
+    stored = np.asarray(written)
+    stored = (stored.view(jnp.bfloat16) if pool_dtype == "uint16" else stored).astype(np.float32)
+    rows = stored[LAYER].reshape(-1, 2 * KV_HEADS, HEAD_DIM)[slots[:LIVE].astype(int)]
+    np.testing.assert_allclose(rows[:, 0::2] * 0.5, rotate(k, cos, sin)[:LIVE], rtol=error, atol=0.02)
+    np.testing.assert_allclose(rows[:, 1::2] * 2.0, v[:LIVE], rtol=error, atol=0.02)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_int8_is_rounded_and_held_in_range(implementation):
+    inputs = make_inputs(4, pool_dtype="int8", rotary=0)
+    inputs[2] = jnp.full_like(inputs[2], 1e6).at[0].set(-0.6)
+    _, written = write_kv(*inputs, v_scale=1.0, implementation=implementation)
+    rows = np.asarray(written)[LAYER].reshape(-1, 2 * KV_HEADS, HEAD_DIM)[np.asarray(inputs[6])]
+    assert (rows[0, 1::2] == -1).all() and (rows[1:LIVE, 1::2] == 127).all()
+
+
+@pytest.mark.parametrize(
+    ("index", "value", "message"),
+    [
+        (0, jnp.zeros((TOKENS, HEADS * HEAD_DIM)), r"\(12, 96\)"),
+        (1, jnp.zeros((TOKENS, 3, HEAD_DIM)), r"\(12, 3, 16\)"),
+        (2, jnp.zeros((TOKENS, KV_HEADS, HEAD_DIM), jnp.bfloat16), "bfloat16"),
+        (3, jnp.zeros((TOKENS, HEAD_DIM)), r"\(12, 16\)"),
+        (4, jnp.zeros((TOKENS, HEAD_DIM // 2), jnp.bfloat16), "bfloat16"),
+        (5, jnp.zeros((LAYERS, PAGES, 7, 2 * KV_HEADS, HEAD_DIM)), "7"),
+        (5, jnp.zeros((LAYERS, PAGES, PAGE_SIZE, 2 * KV_HEADS, 32)), "16 and 32"),
+        (6, jnp.zeros((TOKENS - 1,), jnp.int32), r"\(11,\)"),
+        (6, jnp.zeros((TOKENS,), jnp.uint8), "uint8"),
+        (7, jnp.zeros((), jnp.int32), r"\(\)"),
+    ],
+)
+def test_bad_arguments_are_refused_by_value(index, value, message):
+    inputs = make_inputs(0)
+    inputs[index] = value
+    with pytest.raises(ValueError, match=message):
+        write_kv(*inputs)
+
+
+def test_missing_implementations_are_named():
+    with pytest.raises(NotImplementedError, match="tpu"):
+        write_kv(*make_inputs(0), implementation="tpu")
