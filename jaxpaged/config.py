@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,8 @@ class EngineConfig:
     Attributes:
       model: a local folder, a `.gguf` file, a Hugging Face name, or "demo".
       tokenizer: where the tokenizer is, if not with the model.
-      dtype: of weights and activations: "auto" takes the checkpoint's, or float32 on a CPU without bfloat16 units.
+      dtype: of weights, activations and KV cache; "auto" takes the checkpoint's. On a CPU without bfloat16
+        instructions bfloat16 becomes float32: it would convert every weight in every step.
       load_format: "auto" reads the checkpoint; "dummy" makes random weights of the model's config.
       max_model_len: longest sequence, prompt and output together; None: the model's own, cut to what fits.
       max_num_seqs: requests that run at once: rows of the largest batch.
@@ -103,6 +105,11 @@ def resolve(
     dtype = config.dtype
     if dtype == "auto":
         dtype = checkpoint_dtype if native_bfloat16 and checkpoint_dtype in DTYPES else "float32"
+    elif dtype == "bfloat16" and not native_bfloat16:
+        warnings.warn(
+            "this CPU has no bfloat16 instructions: float32 is used instead, several times faster", stacklevel=2
+        )
+        dtype = "float32"
     if config.max_model_len is not None and config.max_model_len > model_max_len:
         raise ConfigError(f"max_model_len={config.max_model_len} exceeds the model's own {model_max_len}")
     seqs = config.max_num_seqs or (32 if platform == "cpu" else 256)

@@ -1,0 +1,69 @@
+import warnings
+
+import pytest
+
+from jaxpaged.config import EngineConfig, engine_config, resolve
+from jaxpaged.errors import ConfigError
+
+
+def resolved(config=EngineConfig(), **facts):  # noqa: B008 - frozen
+    facts = {"platform": "cpu", "native_bfloat16": True, "checkpoint_dtype": "bfloat16", "model_max_len": 2048} | facts
+    return resolve(config, **facts)
+
+
+def test_nothing_is_left_open_but_the_pool():
+    config = resolved()
+    assert config.dtype == "bfloat16" and config.attention_implementation == "xla"
+    assert (config.max_model_len, config.max_num_seqs, config.max_num_batched_tokens) == (2048, 32, 512)
+    assert resolved(platform="gpu").max_num_seqs == 256
+
+
+@pytest.mark.parametrize(
+    ("asked", "stored", "native", "expected"),
+    [
+        ("auto", "bfloat16", True, "bfloat16"),
+        ("auto", "bfloat16", False, "float32"),
+        ("auto", "float32", True, "float32"),
+        ("auto", "float8_e4m3fn", True, "float32"),
+        ("float16", "bfloat16", False, "float16"),
+        ("bfloat16", "float32", True, "bfloat16"),
+    ],
+)
+def test_dtype(asked, stored, native, expected):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        config = resolved(EngineConfig(dtype=asked), checkpoint_dtype=stored, native_bfloat16=native)
+    assert config.dtype == expected
+
+
+def test_bfloat16_without_hardware_says_what_it_does():
+    with pytest.warns(UserWarning, match="no bfloat16 instructions"):
+        assert resolved(EngineConfig(dtype="bfloat16"), native_bfloat16=False).dtype == "float32"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dtype": "int4"}, "int4"),
+        ({"block_size": 12}, "12"),
+        ({"block_size": 0}, "0"),
+        ({"max_num_seqs": 0}, "max_num_seqs=0"),
+        ({"max_num_seqs": True}, "max_num_seqs=True"),
+        ({"max_model_len": 1}, "max_model_len=1"),
+        ({"kv_cache_bytes": 1.5}, "1.5"),
+        ({"gpu_memory_utilization": 1.5}, "1.5"),
+        ({"gpu_memory_utilization": float("nan")}, "nan"),
+        ({"attention_implementation": "magic"}, "magic"),
+        ({"max_seqs": 3}, r"max_seqs.*max_num_seqs"),
+    ],
+)
+def test_bad_options_are_named(options, message):
+    with pytest.raises(ConfigError, match=message):
+        engine_config("demo", **options)
+
+
+def test_options_that_contradict():
+    with pytest.raises(ConfigError, match=r"max_model_len=4096 exceeds.*2048"):
+        resolved(EngineConfig(max_model_len=4096))
+    with pytest.raises(ConfigError, match=r"max_num_batched_tokens=8.*max_num_seqs=16"):
+        resolved(EngineConfig(max_num_seqs=16, max_num_batched_tokens=8))
