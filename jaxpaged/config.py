@@ -106,9 +106,7 @@ def resolve(
     if dtype == "auto":
         dtype = checkpoint_dtype if native_bfloat16 and checkpoint_dtype in DTYPES else "float32"
     elif dtype == "bfloat16" and not native_bfloat16:
-        warnings.warn(
-            "this CPU has no bfloat16 instructions: float32 is used instead, several times faster", stacklevel=2
-        )
+        warnings.warn("this CPU has no bfloat16 instructions: float32 is used, several times faster", stacklevel=2)
         dtype = "float32"
     if config.max_model_len is not None and config.max_model_len > model_max_len:
         raise ConfigError(f"max_model_len={config.max_model_len} exceeds the model's own {model_max_len}")

@@ -1,0 +1,224 @@
+"""The offline API, the async engine and the HTTP server over one real engine on a tiny model."""
+
+import asyncio
+import threading
+
+import httpx
+import numpy as np
+import openai
+import pytest
+import uvicorn
+
+import jaxpaged
+from jaxpaged import LLM, SamplingParams
+from jaxpaged.engine.async_llm import AsyncLLM
+from jaxpaged.errors import ConfigError, InvalidRequestError, ModelNotFoundError, RequestTooLargeError
+from server.app import create_app
+from tests import tiny_model
+
+OPTIONS = {"max_num_seqs": 4, "max_num_batched_tokens": 32, "num_kv_blocks": 40, "use_tqdm": False, "strict": True}
+GREEDY = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
+CHAT = [{"role": "user", "content": "Hello world"}]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("tiny-llama")
+    tiny_model.save(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def llm(folder):
+    return LLM(str(folder), **OPTIONS)
+
+
+@pytest.fixture(scope="module")
+def server(llm):
+    """The HTTP server over the same engine, once the offline tests are done with it."""
+    front = AsyncLLM(llm.engine, llm.tokenizer)
+    config = uvicorn.Config(create_app(front, model_names=["tiny"]), port=0, log_level="critical", ws="none")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive()
+    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/v1"
+    server.should_exit = True
+    thread.join(20)
+    front.close()
+
+
+def only(outputs):
+    (output,) = outputs
+    return output.outputs[0]
+
+
+# --- offline ---------------------------------------------------------------------------------------------------
+
+
+def test_text_ids_and_arrays_mixed_come_back_in_order(llm):
+    ids = llm.tokenizer.encode("Hello world")
+    outputs = llm.generate(["Hello world", ids, np.array(ids), "The quick fox", [7]], GREEDY, use_tqdm=False)
+    assert [o.prompt for o in outputs] == ["Hello world", None, None, "The quick fox", None]
+    assert outputs[0].outputs[0].token_ids == outputs[1].outputs[0].token_ids == outputs[2].outputs[0].token_ids
+    assert [o.prompt_token_ids for o in outputs][:3] == [ids] * 3
+    for output in outputs:
+        completion = output.outputs[0]
+        assert output.finished and completion.finish_reason == "length" and len(completion.token_ids) == 10
+        assert completion.text == llm.tokenizer.decode(completion.token_ids)
+        assert output.metrics.first_token_time <= output.metrics.last_token_time
+
+
+def test_one_prompt_of_each_kind(llm):
+    expected = only(llm.generate("Hello", GREEDY, use_tqdm=False)).token_ids
+    for prompt in (llm.tokenizer.encode("Hello"), np.array(llm.tokenizer.encode("Hello")), ["Hello"]):
+        assert only(llm.generate(prompt, GREEDY, use_tqdm=False)).token_ids == expected
+
+
+def test_params_for_each_prompt(llm):
+    params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in (1, 5, 3)]
+    outputs = llm.generate(["a", "b", "c"], params, use_tqdm=False)
+    assert [len(o.outputs[0].token_ids) for o in outputs] == [1, 5, 3]
+    with pytest.raises(InvalidRequestError, match="2 sampling_params for 3 prompts"):
+        llm.generate(["a", "b", "c"], params[:2])
+
+
+def test_chat_is_generate_of_the_rendered_template(llm):
+    rendered = "<|im_start|>user\nHello world<|im_end|>\n<|im_start|>assistant\n"
+    ids = llm.tokenizer.encode(rendered, add_special_tokens=False)
+    answer = llm.chat(CHAT, GREEDY, use_tqdm=False)[0]
+    assert answer.prompt_token_ids == ids
+    assert answer.outputs[0].token_ids == only(llm.generate(ids, GREEDY, use_tqdm=False)).token_ids
+    assert len(llm.chat([CHAT, CHAT], GREEDY, use_tqdm=False)) == 2
+
+
+def test_stop_string_cuts_text_and_tokens_together(llm):
+    whole = only(llm.generate("Hello", SamplingParams(temperature=0, max_tokens=30, ignore_eos=True), use_tqdm=False))
+    stop = whole.text[5:7]
+    params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True, stop=stop, logprobs=1)
+    cut = only(llm.generate("Hello", params, use_tqdm=False))
+    assert cut.text == whole.text[: whole.text.index(stop)]
+    assert (cut.finish_reason, cut.stop_reason) == ("stop", stop)
+    assert cut.token_ids == whole.token_ids[: len(cut.token_ids)] and len(cut.logprobs) == len(cut.token_ids)
+    assert not llm.engine.has_work
+
+
+@pytest.mark.parametrize(
+    ("prompts", "message"),
+    [
+        ([[1, 99999]], "99999"),
+        ([[]], "empty"),
+        ([], None),
+        ([[1.5]], "1.5"),
+        ([[1], None], "None"),
+        ([np.zeros((2, 2), int)], r"\(2, 2\)"),
+    ],
+    ids=str,
+)
+def test_a_bad_prompt_starts_nothing(llm, prompts, message):
+    if message is None:
+        assert llm.generate(prompts, use_tqdm=False) == []
+        return
+    with pytest.raises(InvalidRequestError, match=message):
+        llm.generate([*prompts, "fine"], GREEDY, use_tqdm=False)
+    assert not llm.engine.has_work
+
+
+def test_too_long_a_prompt_names_both_numbers(llm):
+    with pytest.raises(RequestTooLargeError, match=r"128.*128"):
+        llm.generate([[5] * 128], GREEDY, use_tqdm=False)
+    with pytest.raises(InvalidRequestError, match="n=2"):
+        llm.generate("a", SamplingParams(n=2))
+
+
+def test_an_interrupted_call_leaves_nothing_behind(llm, monkeypatch):
+    before = only(llm.generate("Hello", GREEDY, use_tqdm=False)).token_ids
+    steps, real = 0, llm.engine.step
+
+    def interrupted():
+        nonlocal steps
+        steps += 1
+        if steps == 4:
+            raise KeyboardInterrupt
+        return real()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.engine, "step", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate(["Hello", "The"], GREEDY, use_tqdm=False)
+    assert not llm.engine.has_work
+    assert llm.engine.scheduler.block_manager.num_used_blocks == 0
+    assert only(llm.generate("Hello", GREEDY, use_tqdm=False)).token_ids == before
+
+
+def test_generate_in_three_lines(folder, llm):
+    options = OPTIONS | {"warmup": False, "strict": False}
+    outputs = jaxpaged.generate(str(folder), ["Hello", [7]], GREEDY, **options)
+    again = llm.generate(["Hello", [7]], GREEDY, use_tqdm=False)
+    assert [o.outputs[0].text for o in outputs] == [o.outputs[0].text for o in again]
+
+
+def test_mistakes_in_names_are_told_early(folder):
+    with pytest.raises(ModelNotFoundError, match="no-such-model"):
+        LLM("./no-such-model")
+    with pytest.raises(ConfigError, match="max_seqs"):
+        LLM(str(folder), max_seqs=3)
+    with pytest.raises(ConfigError, match=r"max_model_len=4096 exceeds.*128"):
+        LLM(str(folder), max_model_len=4096)
+
+
+def test_nothing_was_compiled_by_all_this(llm):
+    assert llm.engine.num_compilations == 0
+
+
+# --- over HTTP -------------------------------------------------------------------------------------------------
+
+
+def test_http_with_the_openai_client(server):
+    with httpx.Client(trust_env=False) as http:
+        check_http(openai.OpenAI(base_url=server, api_key="none", http_client=http, max_retries=0))
+        assert http.get(server.removesuffix("/v1") + "/health").status_code == 200
+
+
+def check_http(client):
+    options = {"model": "tiny", "temperature": 0, "max_tokens": 10, "extra_body": {"ignore_eos": True}}
+    chat = client.chat.completions.create(messages=CHAT, logprobs=True, top_logprobs=2, **options)
+    stream = client.chat.completions.create(messages=CHAT, stream=True, **options)
+    streamed = "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
+    assert streamed == chat.choices[0].message.content
+    assert chat.usage.completion_tokens == 10 == len(chat.choices[0].logprobs.content)
+    completion = client.completions.create(prompt=["Hello", "The quick"], **options)
+    assert [c.index for c in completion.choices] == [0, 1]
+    with pytest.raises(openai.BadRequestError, match="99999"):
+        client.completions.create(prompt=[1, 99999], **options)
+    assert client.models.list().data[0].id == "tiny"
+
+
+def test_many_streams_at_once_each_with_its_own_text(llm, server):
+    """Twelve streams on four rows; half of the clients leave after a few chunks, and nothing of theirs stays."""
+    prompts = [f"Hello {i}" for i in range(12)]
+    options = {"model": "tiny", "temperature": 0, "max_tokens": 40, "extra_body": {"ignore_eos": True}}
+
+    async def text(client, prompt: str, leave_after: int | None = None) -> str:
+        stream = await client.completions.create(prompt=prompt, stream=True, **options)
+        pieces = []
+        async for chunk in stream:
+            pieces.append(chunk.choices[0].text)
+            if leave_after is not None and len(pieces) > leave_after:
+                await stream.close()
+                break
+        return "".join(pieces)
+
+    async def both() -> tuple[list[str], list[str]]:
+        async with httpx.AsyncClient(trust_env=False) as http:
+            client = openai.AsyncOpenAI(base_url=server, api_key="none", http_client=http, max_retries=0)
+            leaving = [i % 7 if i % 2 else None for i in range(len(prompts))]
+            together = await asyncio.gather(*map(text, [client] * len(prompts), prompts, leaving))
+            return together, [await text(client, p) for p in prompts]
+
+    together, expected = asyncio.run(both())
+    assert together[::2] == expected[::2]
+    assert all(whole.startswith(part) for part, whole in zip(together[1::2], expected[1::2], strict=True))
+    assert llm.engine.scheduler.block_manager.num_used_blocks == 0
+    assert llm.engine.num_compilations == 0
