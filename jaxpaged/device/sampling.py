@@ -104,25 +104,27 @@ def _draw(logits: jax.Array, peak: jax.Array, slots: Slots, rows: jax.Array, pos
         lambda: jnp.where(scaled >= jnp.log(min_p)[:, None], scaled, -jnp.inf),
         lambda: scaled,
     )
-    scaled = jax.lax.cond(jnp.any(top_k < vocab_size), lambda: _top_k(scaled, top_k), lambda: scaled)
-    scaled = jax.lax.cond(jnp.any(top_p < 1), lambda: _top_p(scaled, top_p), lambda: scaled)
+    scaled = jax.lax.cond(
+        jnp.any((top_k < vocab_size) | (top_p < 1)), lambda: _top_k_top_p(scaled, top_k, top_p), lambda: scaled
+    )
     keys = request_keys(slots.column("seed_high", rows), slots.column("seed_low", rows), positions)
     noise = jax.vmap(lambda key: jax.random.gumbel(key, (vocab_size,), jnp.float32))(keys)
     return argmax(scaled + noise)[0]
 
 
-def _top_k(scaled: jax.Array, top_k: jax.Array) -> jax.Array:
-    """Keeps exactly the `top_k` largest of each row; among equals the lowest ids."""
-    weights = jnp.ones_like(scaled)
-    return jnp.where(_heaviest(scaled, weights, top_k.astype(jnp.float32)), scaled, -jnp.inf)
+def _top_k_top_p(scaled: jax.Array, top_k: jax.Array, top_p: jax.Array) -> jax.Array:
+    """Keeps exactly the `top_k` most likely of each row, then the fewest of these with a mass of at least `top_p`.
 
+    Among equals the lowest ids are kept. Both are one search with other weights: a loop of two compiles it once.
+    """
 
-def _top_p(scaled: jax.Array, top_p: jax.Array) -> jax.Array:
-    """Keeps the smallest set of most likely tokens with a mass of at least `top_p`; among equals the lowest ids."""
-    weights = jnp.exp(scaled)
-    needed = top_p * jnp.sum(weights, -1)
-    kept = _heaviest(scaled, weights, needed)
-    return jnp.where(kept | (top_p >= 1)[:, None], scaled, -jnp.inf)
+    def cut(i: jax.Array, scaled: jax.Array) -> jax.Array:
+        by_rank, off = i == 0, jnp.where(i == 0, top_k >= scaled.shape[-1], top_p >= 1)
+        weights = jnp.where(by_rank, 1.0, jnp.exp(scaled))
+        needed = jnp.where(by_rank, top_k.astype(jnp.float32), top_p * jnp.sum(weights, -1))
+        return jnp.where(_heaviest(scaled, weights, needed) | off[:, None], scaled, -jnp.inf)
+
+    return jax.lax.fori_loop(0, 2, cut, scaled)
 
 
 def _heaviest(values: jax.Array, weights: jax.Array, needed: jax.Array) -> jax.Array:

@@ -81,22 +81,21 @@ def _head(
 ) -> Sampled:
     """Logits and sampling of the S rows' last hidden states [S, D]."""
     rows = jnp.minimum(batch.sample_rows, bucket.rows - 1)  # padding repeats a row; its result is dropped
-    slot, positions = batch.slots[rows], (batch.starts + batch.query_lens)[rows]
 
-    def first(n: int) -> Sampled:
-        logits = module.apply({"params": params}, hidden[:n], method="logits")
-        sampled = sample(
-            logits,
-            slots,
-            slot[:n],
-            positions[:n],
-            vocab_size=options.vocab_size,
-            max_logprobs=options.max_logprobs,
-        )
-        return jax.tree.map(lambda x: jnp.pad(x, ((0, bucket.rows - n),) + ((0, 0),) * (x.ndim - 1)), sampled)
+    def logits(n: int) -> jax.Array:
+        first = module.apply({"params": params}, hidden[:n], method="logits")
+        return jnp.pad(first, ((0, bucket.rows - n), (0, 0)))
 
-    if bucket.decode_only or not 0 < options.small_head < bucket.rows:
-        return first(bucket.rows)
-    return jax.lax.cond(
-        batch.num_samples <= options.small_head, lambda: first(options.small_head), lambda: first(bucket.rows)
+    few = options.small_head
+    if bucket.decode_only or not 0 < few < bucket.rows:
+        values = logits(bucket.rows)
+    else:
+        values = jax.lax.cond(batch.num_samples <= few, lambda: logits(few), lambda: logits(bucket.rows))
+    return sample(
+        values,
+        slots,
+        batch.slots[rows],
+        (batch.starts + batch.query_lens)[rows],
+        vocab_size=options.vocab_size,
+        max_logprobs=options.max_logprobs,
     )
