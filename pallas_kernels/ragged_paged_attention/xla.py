@@ -19,7 +19,7 @@ from pallas_kernels.ragged_paged_attention import work
 
 DECODE_KEYS = 64  # per item
 DECODE_ITEMS = (8, 32)  # per loop iteration: at least, at most; as many as there are rows
-PREFILL_QUERIES = 64  # per item
+PREFILL_QUERIES = 64  # per item, at most
 PREFILL_KEYS = 128  # per loop iteration
 
 _LOWEST = -1e30  # stands for -inf: differences of it stay finite
@@ -57,10 +57,9 @@ class _Pool(NamedTuple):
         page = _take(self.page_indices, rows[:, None], firsts // page_size)
         index = ((self.layer * pages + page) * page_size + firsts % page_size) // chunk
 
-        # Slices of the pool are views that fuse into the gathers, which write the layouts of the two products at once.
         chunks = self.kv_pages.reshape(-1, chunk, heads // 2, 2 * head_dim)
-        keys = _take(chunks[..., :head_dim], index).reshape(width, count, heads // 2, head_dim)
-        values = _take(chunks[..., head_dim:], index).reshape(width, count, heads // 2, head_dim)
+        kv = _take(chunks, index).reshape(width, count, heads // 2, 2 * head_dim)
+        keys, values = kv[..., :head_dim], kv[..., head_dim:]
         values = _zero_unless(live[..., None, None], values)  # 0 * NaN is NaN
         return to_float32(keys).transpose(0, 2, 3, 1), to_float32(values).transpose(0, 2, 1, 3)
 
@@ -195,28 +194,30 @@ def _prefill(
 ) -> jax.Array:
     """`out` [T, K, G, H] with the output of the rows with more than one query put in."""
     tokens, kv_heads, group, head_dim = queries.shape
-    plan = work.prefill_work(q_lens, tile=PREFILL_QUERIES)
-    margin = ((0, PREFILL_QUERIES), (0, 0), (0, 0), (0, 0))  # so that a tile at the end is not shifted back
-    queries, out = jnp.pad(queries, margin), jnp.pad(out, margin)
+    tile = min(PREFILL_QUERIES, tokens)
+    plan = work.prefill_work(q_lens, tile=tile)
 
     def query_tile(state):
         item, out = state
-        row, offset = plan.tile(item, PREFILL_QUERIES)
-        token = cu_q_lens[row] + offset
-        first = kv_lens[row] - q_lens[row] + offset  # position of the tile's first query
-        length = jnp.minimum(kv_lens[row], first + PREFILL_QUERIES)
-        tile_queries = lax.dynamic_slice_in_dim(queries, token, PREFILL_QUERIES).transpose(1, 2, 0, 3)
-        query_positions = first + jnp.arange(PREFILL_QUERIES)[:, None]
+        row, offset = plan.tile(item, tile)
+        first = kv_lens[row] - q_lens[row] + offset  # position of the item's first query
+        length = jnp.minimum(kv_lens[row], first + tile)
+        # The slice begins there, or earlier where the tokens would end before it does.
+        wanted = cu_q_lens[row] + offset
+        token = jnp.minimum(wanted, tokens - tile)
+        tile_tokens = token + jnp.arange(tile)
+        tile_queries = lax.dynamic_slice_in_dim(queries, token, tile).transpose(1, 2, 0, 3)
+        query_positions = (first + tile_tokens - wanted)[:, None]
 
         def key_tile(state):
             start, high, total, acc = state
             positions = start + jnp.arange(PREFILL_KEYS)
             k, v = pool.read(row[None], positions[None], (positions < length)[None])
             s = jnp.einsum("kgth,khc->kgtc", tile_queries, k[0])
-            seen = scores.sees(query_positions, positions) & (positions < length)
-            s = scores.finish(s, seen)
+            s = scores.finish(s, scores.sees(query_positions, positions) & (positions < length))
             new_high = jnp.maximum(high, jnp.max(s, axis=-1))
-            weights = jnp.where(seen, jnp.exp(s - new_high[..., None]), 0)  # a query may see no key of its first tiles
+            # Before its window begins, a query weighs keys that it does not see; `keep` is 0 at the first that it sees.
+            weights = jnp.exp(s - new_high[..., None])
             keep = jnp.exp(high - new_high)
             tile_acc = jnp.einsum("kgtc,kch->kgth", weights, v[0])
             return (
@@ -226,18 +227,18 @@ def _prefill(
                 acc * keep[..., None] + tile_acc,
             )
 
-        high, total = scores.start((PREFILL_QUERIES, kv_heads, group))
+        high, total = scores.start((tile, kv_heads, group))
         high, total = high.transpose(1, 2, 0), total.transpose(1, 2, 0)
         keys = work.first_key(first, pool.chunk(PREFILL_KEYS), scores.sliding_window)
         state = (keys, high, total, jnp.zeros((*high.shape, head_dim)))
         _, _, total, acc = lax.while_loop(lambda state: state[0] < length, key_tile, state)
         tile_out = (acc / jnp.maximum(total, 1e-30)[..., None]).transpose(2, 0, 1, 3)
-        mine = (offset + jnp.arange(PREFILL_QUERIES) < q_lens[row])[:, None, None, None]
-        old = lax.dynamic_slice_in_dim(out, token, PREFILL_QUERIES)
+        mine = ((tile_tokens >= wanted) & (tile_tokens < cu_q_lens[row] + q_lens[row]))[:, None, None, None]
+        old = lax.dynamic_slice_in_dim(out, token, tile)
         return item + 1, lax.dynamic_update_slice_in_dim(out, jnp.where(mine, tile_out, old), token, 0)
 
     _, out = lax.while_loop(lambda state: state[0] < plan.total, query_tile, (jnp.int32(0), out))
-    return out[:tokens]
+    return out
 
 
 def _add_up(owns: jax.Array, parts: jax.Array) -> jax.Array:
