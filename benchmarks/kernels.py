@@ -26,13 +26,14 @@ from pallas_kernels.ragged_paged_attention.cases import BENCHMARKS, Case, make_i
 def attention(case: Case) -> tuple[Callable, tuple, float]:
     """One program of `case.layers` calls, its arguments, and GFLOP per layer."""
     inputs = make_inputs(case, seed=0, poison=False)
-    q, kv_pages, *metadata, _, _ = inputs.arrays
-    num_seqs = inputs.arrays[-2]
+    q, kv_pages, kv_lens, page_indices, cu_q_lens, num_seqs, _ = inputs.arrays
 
     def layers(q: jax.Array, kv_pages: jax.Array) -> jax.Array:
         for layer in range(case.layers):
             index = jnp.array([layer], jnp.int32)
-            q = q + ragged_paged_attention(q, kv_pages, *metadata, num_seqs, index, **inputs.options)
+            q = q + ragged_paged_attention(
+                q, kv_pages, kv_lens, page_indices, cu_q_lens, num_seqs, index, **inputs.options
+            )
         return q
 
     pairs = sum(q_len * kv_len - q_len * (q_len - 1) // 2 for q_len, kv_len in case.rows)

@@ -57,13 +57,14 @@ def test_no_program_copies_the_pool(dtype, tokens):
     }
     program = jax.jit(layers_program, donate_argnums=0)
     compiled = program.lower(*(jax.ShapeDtypeStruct(*shape) for shape in shapes.values())).compile()
-    memory = compiled.memory_analysis()
+    memory, text = compiled.memory_analysis(), compiled.as_text()
+    assert memory is not None and text is not None
     assert memory.alias_size_in_bytes >= POOL_BYTES * pool_dtype.itemsize // 2, "the pool is donated"
     assert memory.temp_size_in_bytes < POOL_BYTES // 2
 
     slots, elements = LAYERS * PAGES * PAGE_SIZE, POOL_BYTES // 2
     makers = set()
-    for line in compiled.as_text().splitlines():
+    for line in text.splitlines():
         made = re.match(r"\s*(?:ROOT )?%[\w.\-]+ = \w+\[([\d,]+)\]\S* ([\w\-]+)\(", line)
         if made and np.prod([int(size) for size in made[1].split(",")]) == elements:
             makers.add(made[2] if made[2] != "fusion" or "scatter" not in line else "scatter")
