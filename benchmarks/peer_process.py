@@ -53,7 +53,7 @@ class Peer:
         start = time.perf_counter()
         with log.open("wb") as output:
             self._process = subprocess.Popen(
-                [str(python), str(WORKER), json.dumps(dict(job))],
+                [str(python), "-P", str(WORKER), json.dumps(dict(job))],  # -P: our file names must not shadow theirs
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=output,
