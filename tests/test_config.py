@@ -14,7 +14,7 @@ def resolved(config=EngineConfig(), **facts):  # noqa: B008 - frozen
 def test_nothing_is_left_open_but_the_pool():
     config = resolved()
     assert config.dtype == "bfloat16" and config.attention_implementation == "xla"
-    assert (config.max_model_len, config.max_num_seqs, config.max_num_batched_tokens) == (2048, 32, 512)
+    assert (config.max_model_len, config.max_num_seqs, config.max_num_batched_tokens) == (2048, 32, 256)
     assert resolved(platform="gpu").max_num_seqs == 256
 
 

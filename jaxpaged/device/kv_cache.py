@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from jaxpaged.config import EngineConfig
 from jaxpaged.errors import ConfigError
+from pallas_kernels import storage_dtype
 
 CPU_POOL_BYTES = 1 << 30  # of host memory, unless told otherwise; fixed, so that compiled programs can be reused
 _GRANULE = 64  # pages; keeps the shape, and with it the compiled programs, equal between starts
@@ -32,9 +33,12 @@ def page_bytes(model: CacheShape, page_size: int, dtype: str) -> int:
 
 
 def empty_pages(model: CacheShape, num_pages: int, page_size: int, dtype: str) -> jax.Array:
-    """A zeroed pool `[L, P, page_size, 2K, H]`: head 2k holds the keys of KV head k, head 2k + 1 its values."""
+    """A zeroed pool `[L, P, page_size, 2K, H]`: head 2k holds the keys of KV head k, head 2k + 1 its values.
+
+    Where XLA cannot update an array of `dtype` in place, the pool holds its bits as integers.
+    """
     shape = (model.num_layers, num_pages, page_size, 2 * model.num_kv_heads, model.head_dim)
-    return jnp.zeros(shape, dtype)
+    return jnp.zeros(shape, storage_dtype(dtype))
 
 
 def num_pages(config: EngineConfig, model: CacheShape, *, step_bytes: int) -> int:

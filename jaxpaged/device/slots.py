@@ -48,13 +48,13 @@ class Slots(NamedTuple):
 
 
 def empty_slots(num_slots: int, max_model_len: int, max_pages: int) -> Slots:
-    """Zeroed state for `num_slots` requests and the padding row."""
+    """Empty state for `num_slots` requests and the padding row, which is greedy: it never makes a step sample."""
     n = num_slots + 1
     return Slots(
         history=jnp.zeros((n, max_model_len), jnp.int32),
         block_table=jnp.zeros((n, max_pages), jnp.int32),
-        floats=jnp.zeros((n, len(_FLOATS)), jnp.float32),
-        ints=jnp.zeros((n, len(_INTS)), jnp.int32),
+        floats=jnp.ones((n, len(_FLOATS)), jnp.float32).at[:, _FLOATS.index("min_p")].set(0),
+        ints=jnp.zeros((n, len(_INTS)), jnp.int32).at[:, _INTS.index("greedy")].set(1),
         stop_ids=jnp.full((n, _NUM_STOPS), NO_TOKEN, jnp.int32),
     )
 

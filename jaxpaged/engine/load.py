@@ -33,7 +33,7 @@ def load_engine(config: EngineConfig, progress: Progress | None = None) -> tuple
       ModelError: the model cannot be found, is of an unknown type, or its tensors do not match.
       ConfigError: an option contradicts the model or the machine.
     """
-    source = open_model(config.model)
+    source = open_model(config.model, load_format=config.load_format)
     family = models.get_family(str(source.config.get("model_type")))
     model_config = family.config_from_hf(source.config)
     tokenizer = Tokenizer.from_name(config.tokenizer) if config.tokenizer else Tokenizer.from_source(source)
