@@ -31,6 +31,8 @@ PROMPT_TOKENS = 128
 OUTPUT_TOKENS = 128
 WARM_UP_STEPS = 50
 STAGES = ("schedule", "pack", "update")
+COLUMNS = {"load": "load", "num_running": "running", **{f"{s}_ms": f"{s} ms" for s in STAGES}}
+COLUMNS |= {"total_ms": "total ms", "total_p99_ms": "total p99 ms"}
 
 
 class Load:
@@ -119,8 +121,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="file for the results")
     args = parser.parse_args()
     rows = [measure(n, args.steps, churn=churn) for churn in (False, True) for n in args.running]
-    columns = {key: key.removesuffix("_ms").replace("_", " ") for key in rows[0]}
-    print(record.table(rows, columns))
+    print(record.table(rows, COLUMNS))
     print("times in ms per step")
     if args.json:
         record.save(record.record("host_overhead", rows, steps=args.steps, block_size=BLOCK_SIZE), args.json)

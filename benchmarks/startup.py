@@ -20,6 +20,16 @@ from benchmarks import record
 
 BEGIN = time.perf_counter()
 
+COLUMNS = {
+    "start": "start",
+    "import_s": "import s",
+    "load_s": "load s",
+    "warm_up_s": "warm-up s",
+    "first_request_s": "first request s",
+    "first_token_s": "first token s",
+    "programs": "programs",
+}
+
 
 def start_once(args: argparse.Namespace) -> dict[str, Any]:
     """One start in this process: seconds of each stage."""
@@ -66,7 +76,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--model", default="demo")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--max-model-len", type=int, default=2048)
-    parser.add_argument("--max-num-seqs", type=int, default=32)
+    parser.add_argument("--max-num-seqs", type=int, default=1, help="1 is what `jaxpaged chat` runs with")
     parser.add_argument("--repeat", type=int, default=1, help="warm starts after the cold one")
     parser.add_argument("--json", type=Path, help="write the record here")
     parser.add_argument("--once", action="store_true", help=argparse.SUPPRESS)
@@ -83,16 +93,7 @@ def main() -> None:
         rows = [
             {"start": "warm" if run else "cold"} | start_in_subprocess(args, cache) for run in range(1 + args.repeat)
         ]
-    columns = {
-        "start": "start",
-        "import_s": "import s",
-        "load_s": "load s",
-        "warm_up_s": "warm-up s",
-        "first_request_s": "first request s",
-        "first_token_s": "first token s",
-        "programs": "programs",
-    }
-    print(record.table(rows, columns))
+    print(record.table(rows, COLUMNS))
     if args.json:
         settings = {key: str(value) for key, value in vars(args).items() if key not in ("once", "cache")}
         record.save(record.record("startup", rows, **settings), args.json)

@@ -111,7 +111,7 @@ def resolve(
     if config.max_model_len is not None and config.max_model_len > model_max_len:
         raise ConfigError(f"max_model_len={config.max_model_len} exceeds the model's own {model_max_len}")
     seqs = config.max_num_seqs or (32 if platform == "cpu" else 256)
-    tokens = config.max_num_batched_tokens or max(seqs, 256 if platform == "cpu" else 8192)
+    tokens = config.max_num_batched_tokens or max(seqs, min(256, 64 * seqs) if platform == "cpu" else 8192)
     if tokens < seqs:
         raise ConfigError(f"max_num_batched_tokens={tokens} is less than max_num_seqs={seqs}")
     return dataclasses.replace(

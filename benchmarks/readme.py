@@ -1,0 +1,50 @@
+"""Writes the README's benchmark tables from the JSON in benchmarks/results: `python -m benchmarks.readme`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from benchmarks import record
+from benchmarks.host_overhead import COLUMNS as HOST_COLUMNS
+from benchmarks.peers import wide_table
+from benchmarks.startup import COLUMNS as STARTUP_COLUMNS
+
+BEGIN, END = "<!-- benchmark table -->", "<!-- end of benchmark table -->"
+
+
+def section() -> str:
+    """The text between the README's markers."""
+    peers, host, startup = (_read(name) for name in ("peers", "host_overhead", "startup"))
+    machine, settings = peers["machine"], peers["settings"]
+    flags = ", ".join(machine["flags"])
+    return "\n\n".join(
+        [
+            f"Demo model, greedy, {settings['input_len']} random tokens in, {settings['output_len']} out, all in one "
+            f"run, medians of {settings['repeat']}. Output tokens/s on {machine['cores']} cores of an {machine['cpu']} "
+            f"({flags}); commit {peers['commit'][:9]}, `python -m benchmarks.peers`:",
+            wide_table(peers["results"]),
+            "Host time a step, without a device (`python -m benchmarks.host_overhead`):",
+            record.table(host["results"], HOST_COLUMNS),
+            "Start of the demo model as in `make demo`, in seconds (`python -m benchmarks.startup`):",
+            record.table(startup["results"], STARTUP_COLUMNS),
+        ]
+    )
+
+
+def _read(name: str) -> Mapping[str, Any]:
+    return json.loads((record.RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def main() -> None:
+    readme = record.ROOT / "README.md"
+    text = readme.read_text(encoding="utf-8")
+    assert BEGIN in text and END in text, "README.md has lost its markers"
+    new = re.sub(f"{BEGIN}.*?{END}", lambda _: f"{BEGIN}\n{section()}\n{END}", text, flags=re.DOTALL)
+    readme.write_text(new, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
