@@ -127,7 +127,7 @@ class LLM:
         return [finished[request.request_id] for request in requests]
 
 
-def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Any]:
     """A list of prompts from one prompt or several."""
     if isinstance(prompts, str):
         return [prompts]

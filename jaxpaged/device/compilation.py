@@ -23,7 +23,7 @@ class CompilationCounter(threading.local):
 
     count = 0
 
-    def on_event(self, event: str, duration: float, **_: object) -> None:
+    def on_event(self, event: str, duration_secs: float, **_: object) -> None:
         """jax calls this in the thread that compiled."""
         if event == _COMPILE_EVENT:
             self.count += 1

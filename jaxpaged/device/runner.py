@@ -10,7 +10,6 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import linen as nn
 
 from jaxpaged.config import EngineConfig
 from jaxpaged.core.step import Step, StepResult, TokenLogprobs
@@ -21,6 +20,7 @@ from jaxpaged.device.sampling import Sampled
 from jaxpaged.device.slots import admit, empty_slots, pack_admission
 from jaxpaged.device.step_program import StepOptions, make_step
 from jaxpaged.errors import RecompilationError
+from jaxpaged.models.decoder import Decoder
 
 Progress = Callable[[int, int], None]  # (done, total)
 
@@ -47,7 +47,7 @@ class Runner:
 
     def __init__(
         self,
-        module: nn.Module,
+        module: Decoder,
         params: dict,
         config: EngineConfig,
         *,
@@ -79,7 +79,7 @@ class Runner:
         self.programs: dict[Bucket, jax.stages.Compiled] = {}
         self._admit: jax.stages.Compiled | None = None
         self.recompilations = 0
-        model = module.config  # pyright: ignore[reportAttributeAccessIssue]
+        model = module.config
         if num_pages is None:
             num_pages = kv_cache.num_pages(config, model, step_bytes=0 if on_cpu else self._largest_step_bytes())
         self.kv_pages = kv_cache.empty_pages(model, num_pages, config.block_size, config.dtype)
@@ -129,7 +129,7 @@ class Runner:
         return StepResult(token_ids, _logprob_rows(step, sampled) if step.max_logprobs >= 0 else None)
 
     def _run(self, step: Step, bucket: Bucket) -> Launched:
-        packed = batch.pack(step, bucket, scratch_slot=self.config.max_num_seqs, block_size=self.config.block_size)
+        packed = batch.pack(step, bucket, scratch_slot=len(self.slots.history) - 1, block_size=self.config.block_size)
         program = self._program(bucket)
         self.kv_pages, self.slots, sampled = program(self.params, self.kv_pages, self.slots, packed)
         sampled.tokens.copy_to_host_async()
@@ -158,10 +158,12 @@ class Runner:
 
     def _largest_step_bytes(self) -> int:
         """Temporaries of the largest step, from a compilation against a pool of two pages."""
-        model = self.module.config  # pyright: ignore[reportAttributeAccessIssue]
+        model = self.module.config
         make = partial(kv_cache.empty_pages, model, 2, self.config.block_size, self.config.dtype)
         compiled = self._compile(self.buckets.all[-1], jax.eval_shape(make))
-        return compiled.memory_analysis().temp_size_in_bytes
+        analysis = compiled.memory_analysis()
+        assert analysis is not None, "every backend that has memory to measure can analyse it"
+        return analysis.temp_size_in_bytes
 
 
 def _abstract(tree):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import jax
 import jax.numpy as jnp
-from flax import linen as nn
 
 from jaxpaged.device import batch as batches
 from jaxpaged.device.batch import Batch
@@ -15,6 +15,7 @@ from jaxpaged.device.buckets import Bucket
 from jaxpaged.device.sampling import Sampled, sample
 from jaxpaged.device.slots import Slots
 from jaxpaged.layers.attention import PagedContext
+from jaxpaged.models.decoder import Decoder
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class StepOptions:
 StepFunction = Callable[[dict, jax.Array, Slots, jax.Array], tuple[jax.Array, Slots, Sampled]]
 
 
-def make_step(module: nn.Module, options: StepOptions, bucket: Bucket) -> StepFunction:
+def make_step(module: Decoder, options: StepOptions, bucket: Bucket) -> StepFunction:
     """`step(params, kv_pages, slots, packed) -> (kv_pages, slots, sampled)`, to be jitted.
 
     `kv_pages` and `slots` are meant to be donated. `sampled` has a row per entry of the batch's `sample_rows`.
@@ -61,7 +62,11 @@ def make_step(module: nn.Module, options: StepOptions, bucket: Bucket) -> StepFu
             decode_only=bucket.decode_only,
             implementation=options.implementation,
         )
-        hidden, context = module.apply({"params": params}, layout.token_ids, layout.positions, context)
+        # Linen's `apply` is typed for modules with mutable collections; ours return what `__call__` does.
+        hidden, context = cast(
+            tuple[jax.Array, PagedContext],
+            module.apply({"params": params}, layout.token_ids, layout.positions, context),
+        )
         last = hidden.at[layout.query_start_loc[batch.sample_rows + 1] - 1].get(mode="clip")
         with jax.named_scope("sample"):
             sampled = _head(module, options, bucket, params, last, slots, batch)
@@ -71,7 +76,7 @@ def make_step(module: nn.Module, options: StepOptions, bucket: Bucket) -> StepFu
 
 
 def _head(
-    module: nn.Module,
+    module: Decoder,
     options: StepOptions,
     bucket: Bucket,
     params: dict,
@@ -83,7 +88,7 @@ def _head(
     rows = jnp.minimum(batch.sample_rows, bucket.rows - 1)  # padding repeats a row; its result is dropped
 
     def logits(n: int) -> jax.Array:
-        first = module.apply({"params": params}, hidden[:n], method="logits")
+        first = cast(jax.Array, module.apply({"params": params}, hidden[:n], method="logits"))
         return jnp.pad(first, ((0, bucket.rows - n), (0, 0)))
 
     few = options.small_head

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
-from flax import linen as nn
 
 from jaxpaged import models
 from jaxpaged.checkpoint.load import load_params
@@ -20,6 +19,7 @@ from jaxpaged.device.compilation import use_persistent_cache
 from jaxpaged.device.platform import native_bfloat16, platform
 from jaxpaged.device.runner import Runner
 from jaxpaged.engine.engine import Engine
+from jaxpaged.models.decoder import Decoder
 from jaxpaged.text.tokenizer import Tokenizer
 
 # Called with (stage, done, total); stages are "load" (bytes) and "warm-up" (programs).
@@ -64,7 +64,7 @@ def resolve_for(config: EngineConfig, checkpoint_dtype: str, model_max_len: int)
 
 
 def build_engine(
-    module: nn.Module,
+    module: Decoder,
     params: dict,
     config: EngineConfig,
     *,
@@ -88,8 +88,8 @@ def build_engine(
         table = bucket_table(config.max_num_seqs, config.max_num_batched_tokens, min_decode_rows=few)
         runner_options["buckets"] = table
     runner = Runner(module, params, config, vocab_size=vocab_size, **runner_options)
-    config = dataclasses.replace(config, num_kv_blocks=runner.num_pages - 1)
-    blocks = BlockManager(runner.num_pages - 1, config.block_size, enable_prefix_caching=config.enable_prefix_caching)
+    num_blocks = runner.num_pages - 1
+    blocks = BlockManager(num_blocks, config.block_size, enable_prefix_caching=config.enable_prefix_caching)
     scheduler = Scheduler(
         blocks,
         max_num_seqs=config.max_num_seqs,
@@ -98,12 +98,13 @@ def build_engine(
     )
     if config.warmup:
         runner.warm_up(_stage(progress, "warm-up"))
+    config = dataclasses.replace(config, num_kv_blocks=num_blocks)
     return Engine(scheduler, runner, config, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
 
 
 def _params(
     family: models.ModelFamily,
-    module: nn.Module,
+    module: Decoder,
     config: EngineConfig,
     source: ModelSource,
     progress: Progress | None,
@@ -112,7 +113,7 @@ def _params(
     if config.load_format == "dummy":
         return models.random_params(module, config.seed)
     return load_params(
-        family.table(module.config),  # pyright: ignore[reportAttributeAccessIssue]
+        family.table(module.config),
         models.abstract_params(module),
         source.tensors(),
         dtype=config.dtype,
