@@ -20,8 +20,9 @@ class EngineConfig:
     Attributes:
       model: a local folder, a `.gguf` file, a Hugging Face name, or "demo".
       tokenizer: where the tokenizer is, if not with the model.
-      dtype: of weights, activations and KV cache; "auto" takes the checkpoint's. On a CPU without bfloat16
-        instructions bfloat16 becomes float32: it would convert every weight in every step.
+      dtype: of weights and activations; "auto" takes the checkpoint's. On a CPU without bfloat16 instructions
+        bfloat16 becomes float32, which holds the same weights: else every step would convert all of them.
+      kv_cache_dtype: of the KV cache; "auto" takes `dtype` as asked for, also where weights become float32.
       load_format: "auto" reads the checkpoint; "dummy" makes random weights of the model's config.
       max_model_len: longest sequence, prompt and output together; None: the model's own, cut to what fits.
       max_num_seqs: requests that run at once: rows of the largest batch.
@@ -43,6 +44,7 @@ class EngineConfig:
     model: str = ""
     tokenizer: str | None = None
     dtype: str = "auto"
+    kv_cache_dtype: str = "auto"
     load_format: str = "auto"
     max_model_len: int | None = None
     max_num_seqs: int | None = None
@@ -62,6 +64,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         _one_of("dtype", self.dtype, ("auto", *DTYPES))
+        _one_of("kv_cache_dtype", self.kv_cache_dtype, ("auto", *DTYPES))
         _one_of("load_format", self.load_format, ("auto", "dummy"))
         _one_of("attention_implementation", self.attention_implementation, (None, *IMPLEMENTATIONS))
         for name, low in (
@@ -102,11 +105,13 @@ def resolve(
       checkpoint_dtype: dtype of the stored weights.
       model_max_len: the model's own context length.
     """
-    dtype = config.dtype
-    if dtype == "auto":
-        dtype = checkpoint_dtype if native_bfloat16 and checkpoint_dtype in DTYPES else "float32"
-    elif dtype == "bfloat16" and not native_bfloat16:
-        warnings.warn("this CPU has no bfloat16 instructions: float32 is used, several times faster", stacklevel=2)
+    asked = config.dtype
+    if asked == "auto":
+        asked = checkpoint_dtype if checkpoint_dtype in DTYPES else "float32"
+    dtype = asked
+    if asked == "bfloat16" and not native_bfloat16:
+        if config.dtype == "bfloat16":
+            warnings.warn("this CPU has no bfloat16 instructions: weights become float32, to be faster", stacklevel=2)
         dtype = "float32"
     if config.max_model_len is not None and config.max_model_len > model_max_len:
         raise ConfigError(f"max_model_len={config.max_model_len} exceeds the model's own {model_max_len}")
@@ -117,6 +122,7 @@ def resolve(
     return dataclasses.replace(
         config,
         dtype=dtype,
+        kv_cache_dtype=asked if config.kv_cache_dtype == "auto" else config.kv_cache_dtype,
         max_model_len=config.max_model_len or model_max_len,
         max_num_seqs=seqs,
         max_num_batched_tokens=tokens,

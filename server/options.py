@@ -13,6 +13,7 @@ from jaxpaged.config import DTYPES, IMPLEMENTATIONS, EngineConfig, engine_config
 
 _CHOICES = {
     "dtype": ("auto", *DTYPES),
+    "kv_cache_dtype": ("auto", *DTYPES),
     "load_format": ("auto", "dummy"),
     "attention_implementation": IMPLEMENTATIONS,
 }

@@ -22,8 +22,9 @@ def test_nothing_is_left_open_but_the_pool():
     ("asked", "stored", "native", "expected"),
     [
         ("auto", "bfloat16", True, "bfloat16"),
-        ("auto", "bfloat16", False, "float32"),
+        ("auto", "bfloat16", False, ("float32", "bfloat16")),
         ("auto", "float32", True, "float32"),
+        ("auto", "float16", False, "float16"),
         ("auto", "float8_e4m3fn", True, "float32"),
         ("float16", "bfloat16", False, "float16"),
         ("bfloat16", "float32", True, "bfloat16"),
@@ -33,12 +34,21 @@ def test_dtype(asked, stored, native, expected):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         config = resolved(EngineConfig(dtype=asked), checkpoint_dtype=stored, native_bfloat16=native)
-    assert config.dtype == expected
+    expected = expected if isinstance(expected, tuple) else (expected, expected)
+    assert (config.dtype, config.kv_cache_dtype) == expected
+
+
+def test_kv_cache_dtype_by_hand():
+    config = resolved(EngineConfig(dtype="float32", kv_cache_dtype="bfloat16"))
+    assert (config.dtype, config.kv_cache_dtype) == ("float32", "bfloat16")
+    with pytest.raises(ConfigError, match="fp3"):
+        EngineConfig(kv_cache_dtype="fp3")
 
 
 def test_bfloat16_without_hardware_says_what_it_does():
     with pytest.warns(UserWarning, match="no bfloat16 instructions"):
-        assert resolved(EngineConfig(dtype="bfloat16"), native_bfloat16=False).dtype == "float32"
+        config = resolved(EngineConfig(dtype="bfloat16"), native_bfloat16=False)
+    assert (config.dtype, config.kv_cache_dtype) == ("float32", "bfloat16")
 
 
 @pytest.mark.parametrize(

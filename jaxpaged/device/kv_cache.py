@@ -54,7 +54,7 @@ def num_pages(config: EngineConfig, model: CacheShape, *, step_bytes: int) -> in
     if config.num_kv_blocks is not None:
         return config.num_kv_blocks + 1
     assert config.max_model_len is not None and config.max_num_seqs is not None
-    size = page_bytes(model, config.block_size, config.dtype)
+    size = page_bytes(model, config.block_size, config.kv_cache_dtype)
     per_sequence = -(-config.max_model_len // config.block_size)
     most = per_sequence * config.max_num_seqs + 1
     room = config.kv_cache_bytes if config.kv_cache_bytes is not None else _free_bytes(config, step_bytes)

@@ -82,7 +82,7 @@ class Runner:
         model = module.config
         if num_pages is None:
             num_pages = kv_cache.num_pages(config, model, step_bytes=0 if on_cpu else self._largest_step_bytes())
-        self.kv_pages = kv_cache.empty_pages(model, num_pages, config.block_size, config.dtype)
+        self.kv_pages = kv_cache.empty_pages(model, num_pages, config.block_size, config.kv_cache_dtype)
 
     @property
     def num_pages(self) -> int:
@@ -159,7 +159,7 @@ class Runner:
     def _largest_step_bytes(self) -> int:
         """Temporaries of the largest step, from a compilation against a pool of two pages."""
         model = self.module.config
-        make = partial(kv_cache.empty_pages, model, 2, self.config.block_size, self.config.dtype)
+        make = partial(kv_cache.empty_pages, model, 2, self.config.block_size, self.config.kv_cache_dtype)
         compiled = self._compile(self.buckets.all[-1], jax.eval_shape(make))
         analysis = compiled.memory_analysis()
         assert analysis is not None, "every backend that has memory to measure can analyse it"

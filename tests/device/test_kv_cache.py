@@ -10,7 +10,7 @@ class Model:
 
 
 def pages(**options) -> int:
-    config = EngineConfig(**({"dtype": "float32", "max_model_len": 1024, "max_num_seqs": 4} | options))
+    config = EngineConfig(**({"kv_cache_dtype": "float32", "max_model_len": 1024, "max_num_seqs": 4} | options))
     return kv_cache.num_pages(config, Model(), step_bytes=0)
 
 

@@ -41,6 +41,7 @@ def tiny_config() -> EngineConfig:
     return EngineConfig(
         model="tiny",
         dtype="float32",
+        kv_cache_dtype="float32",
         max_model_len=MAX_LEN,
         max_num_seqs=8,
         max_num_batched_tokens=64,
