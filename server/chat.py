@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 from jaxpaged.core.sampling_params import SamplingParams
@@ -22,7 +23,7 @@ from server.options import add_engine_flags, engine_config_of
 
 def add_chat_command(commands: Any) -> None:
     """Adds the command to the parser."""
-    parser = commands.add_parser("chat", help="talk to a model in the terminal")
+    parser = commands.add_parser("chat", help="talk to a model in the terminal", allow_abbrev=False)
     parser.add_argument("model", help='"demo", a local folder, a .gguf file, or a Hugging Face name')
     parser.add_argument("prompt", nargs="?", help="what to ask; without it: a conversation, or what stdin holds")
     group = parser.add_argument_group("chat")
@@ -95,17 +96,20 @@ class Conversation:
         self._ids = itertools.count()
         self.metrics: RequestMetrics | None = None
 
-    def ask(self, prompt: str) -> Iterator[str]:
+    def ask(self, prompt: str) -> Generator[str, None, None]:
         """The answer in pieces. Leaving early keeps what was said so far."""
         self._messages.append({"role": "user", "content": prompt})
         answer = ""
-        for output in self._outputs(render_chat(self._tokenizer, self._messages)):
-            answer += output.text
-            self.metrics = output.metrics
-            yield output.text
-        self._messages.append({"role": "assistant", "content": answer})
+        with contextlib.closing(self._outputs(render_chat(self._tokenizer, self._messages))) as outputs:
+            try:
+                for output in outputs:
+                    answer += output.text
+                    self.metrics = output.metrics
+                    yield output.text
+            finally:
+                self._messages.append({"role": "assistant", "content": answer})
 
-    def _outputs(self, prompt_ids: list[int]) -> Iterator[RequestOutput]:
+    def _outputs(self, prompt_ids: list[int]) -> Generator[RequestOutput, None, None]:
         engine, processor = self._engine, OutputProcessor(self._tokenizer)
         request = engine.make_request(f"chat-{next(self._ids)}", prompt_ids, self._params)
         engine.add_request(request)

@@ -30,7 +30,7 @@ SECONDS_TO_REPORT_DEATH = 2.0
 
 def add_serve_command(commands: Any) -> None:
     """Adds the command to the parser."""
-    parser = commands.add_parser("serve", help="serve a model over HTTP, as OpenAI does")
+    parser = commands.add_parser("serve", help="serve a model over HTTP, as OpenAI does", allow_abbrev=False)
     parser.add_argument("model", help='"demo", a local folder, a .gguf file, or a Hugging Face name')
     group = parser.add_argument_group("server")
     group.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")

@@ -19,6 +19,7 @@ import pytest
 import server.chat
 import server.serve
 from jaxpaged.config import EngineConfig
+from jaxpaged.core.sampling_params import SamplingParams
 from server.cli import build_parser, main
 from server.options import engine_config_of
 from tests import tiny_tokenizers
@@ -90,6 +91,15 @@ def test_chat_holds_a_conversation(fake, capsys, monkeypatch) -> None:
                                "<|im_start|>user\ntwo<|im_end|>\n<|im_start|>assistant\n")  # fmt: skip
 
 
+def test_an_answer_that_is_left_early_stays_in_the_conversation(fake) -> None:
+    conversation = server.chat.Conversation(fake, TOKENIZER, SamplingParams(max_tokens=50))
+    answer = conversation.ask("hello")
+    assert next(answer) == "H"
+    answer.close()
+    assert not fake.live
+    assert conversation._messages[1:] == [{"role": "assistant", "content": "H"}]
+
+
 def test_an_interrupted_answer_leaves_nothing_running(fake, monkeypatch) -> None:
     fake.script, steps = [5], []
 
@@ -121,7 +131,9 @@ def test_mistakes_are_one_line(arguments, capsys) -> None:
     assert out == "" and err.startswith("jaxpaged: error: ") and err.count("\n") == 1
 
 
-@pytest.mark.parametrize("arguments", [["serve", "demo", "--swap-space", "4"], ["serve"], [], ["serve", "x", "--max"]])
+@pytest.mark.parametrize(
+    "arguments", [["serve", "demo", "--swap-space", "4"], ["serve"], [], ["serve", "x", "--max-model", "64"]]
+)
 def test_unknown_flags_are_refused(arguments, capsys) -> None:
     with pytest.raises(SystemExit) as error:
         main(arguments)
