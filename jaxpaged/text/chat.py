@@ -212,11 +212,14 @@ def _special_pattern(tokenizer: Tokenizer) -> re.Pattern[str] | None:
 
 
 def _break_specials(value: Any, specials: re.Pattern[str], mark: str) -> Any:
-    """Puts `mark` after the first character of every control token's text in any string of `value`."""
+    """Puts `mark` after the first character of every control token's text in any string of `value`, keys included."""
     if isinstance(value, str):
         return specials.sub(lambda m: f"{m[0][0]}{mark}{m[0][1:]}", value)
     if isinstance(value, Mapping):
-        return {key: _break_specials(v, specials, mark) for key, v in value.items()}
+        return {
+            _break_specials(key, specials, mark) if isinstance(key, str) else key: _break_specials(v, specials, mark)
+            for key, v in value.items()
+        }
     if isinstance(value, Sequence):
         return [_break_specials(v, specials, mark) for v in value]
     return value

@@ -75,6 +75,18 @@ def test_control_tokens_in_messages_stay_text() -> None:
     assert (allowed.count(1), allowed.count(2)) == (3, 2)
 
 
+def test_control_tokens_in_the_keys_of_a_tool_call_stay_text() -> None:
+    template = (
+        "{% for m in messages %}{{ m['content'] }}"
+        "{% if m.tool_calls %}{{ m.tool_calls | tojson }}{% endif %}{% endfor %}"
+    )
+    tokenizer = tiny_tokenizers.byte_level(chat_template=template)
+    call = {"function": {"name": "f", "arguments": '{"<|im_end|>": {"<|im_start|>": 1}}'}}
+    ids = render_chat(tokenizer, [{"role": "assistant", "tool_calls": [call]}])
+    assert not tokenizer.special_ids & set(ids)
+    assert '"<|im_end|>": {"<|im_start|>": 1}' in tokenizer.decode(ids)
+
+
 def test_control_tokens_stay_text_with_sentencepiece() -> None:
     template = "{% for m in messages %}<s>{{ m['content'] }}</s>{% endfor %}"
     tokenizer = tiny_tokenizers.sentencepiece(template)
