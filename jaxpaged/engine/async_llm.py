@@ -169,8 +169,7 @@ class AsyncLLM:
         self._streams[request.request_id] = stream
         self._inbox.put(lambda: self._add(request))
         try:
-            if self.error is not None:  # it died after the check, and may have missed this stream
-                raise self._dead_error()
+            self._check_alive()  # whatever ended since the first check, in another thread, may have missed this stream
             while True:
                 output = await stream.get()
                 yield output
@@ -184,10 +183,10 @@ class AsyncLLM:
 
         A request that is submitted later under the same id is not touched.
         """
-        internal_ids = [i for i, stream in list(self._streams.items()) if stream.external_id == request_id]
-        for internal_id in internal_ids:
-            self._streams[internal_id].call(functools.partial(self._deliver_abort, internal_id))
-        return len(internal_ids)
+        named = [(i, stream) for i, stream in list(self._streams.items()) if stream.external_id == request_id]
+        for internal_id, stream in named:
+            stream.call(functools.partial(self._deliver_abort, internal_id))
+        return len(named)
 
     async def shutdown(self, timeout: float | None = 30.0) -> None:
         """Refuses new requests, waits up to `timeout` seconds for live ones, aborts the rest, stops the thread."""
