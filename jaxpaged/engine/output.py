@@ -243,9 +243,11 @@ class OutputProcessor:
 
     def abort(self, request_id: str) -> RequestOutput | None:
         """Ends a request with what it has; None if it is not live. The engine must be told as well."""
-        if request_id not in self._live:
+        live = self._live.get(request_id)
+        if live is None:
             return None
-        outputs, _ = self.process([RequestUpdate(request_id, [], finish_reason="abort")])
+        last = RequestUpdate(request_id, [], finish_reason="abort", num_cached_tokens=live.num_cached_tokens)
+        outputs, _ = self.process([last])
         return outputs[0]
 
 

@@ -209,7 +209,7 @@ def test_times_and_cached_tokens() -> None:
 
 def test_aborts_give_what_there_is() -> None:
     engine, processor = engine_for(TOKENIZER.ids("The", "own")), OutputProcessor(TOKENIZER)
-    request = engine.make_request("r", [5], SamplingParams(stop=["own fox"]))
+    request = engine.make_request("r", [5, 6, 7], SamplingParams(stop=["own fox"]))
     engine.add_request(request)
     processor.add(request, mode="delta")
     processor.process(engine.step())
@@ -217,5 +217,6 @@ def test_aborts_give_what_there_is() -> None:
     output = processor.abort("r")
     assert output is not None
     assert (output.text, output.finish_reason, output.finished) == ("own", "abort", True)
+    assert output.num_cached_tokens == 2
     assert processor.abort("r") is None
     assert processor.process([RequestUpdate("r", [5])]) == ([], [])
