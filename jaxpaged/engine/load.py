@@ -18,7 +18,9 @@ from jaxpaged.device.buckets import bucket_table
 from jaxpaged.device.compilation import use_persistent_cache
 from jaxpaged.device.platform import native_bfloat16, platform
 from jaxpaged.device.runner import Runner
+from jaxpaged.device.slots import MAX_EOS_TOKEN_IDS
 from jaxpaged.engine.engine import Engine
+from jaxpaged.errors import ModelError
 from jaxpaged.models.decoder import Decoder
 from jaxpaged.text.tokenizer import Tokenizer
 
@@ -39,6 +41,9 @@ def load_engine(config: EngineConfig, progress: Progress | None = None) -> tuple
     tokenizer = Tokenizer.from_name(config.tokenizer) if config.tokenizer else Tokenizer.from_source(source)
     config = resolve_for(config, source.dtype, model_config.max_context_len)
     assert config.max_model_len
+    eos = eos_token_ids(source, tokenizer)
+    if len(eos) > MAX_EOS_TOKEN_IDS:
+        raise ModelError(f"{config.model} has {len(eos)} end-of-sequence ids, more than {MAX_EOS_TOKEN_IDS}: {eos}")
     module = family.module(config=model_config.for_context(config.max_model_len), dtype=jnp.dtype(config.dtype))
     params = _params(family, module, config, source, progress)
     engine = build_engine(
@@ -46,7 +51,7 @@ def load_engine(config: EngineConfig, progress: Progress | None = None) -> tuple
         params,
         config,
         vocab_size=min(model_config.vocab_size, max(tokenizer.vocab_size, 1)),
-        eos_token_ids=eos_token_ids(source, tokenizer),
+        eos_token_ids=eos,
         progress=progress,
     )
     return engine, tokenizer
