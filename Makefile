@@ -21,7 +21,7 @@ help:  ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
 
 demo: $(VENV)/.demo  ## Ask a real model a question (PROMPT="..." for your own)
-	@$(bin)/jaxpaged chat demo '$(subst ','\'',$(value PROMPT))'
+	@$(bin)/jaxpaged chat demo -- '$(subst ','\'',$(value PROMPT))'
 
 test: $(VENV)/.demo $(VENV)/.dev  ## Run the fast tests
 	@$(bin)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow" $(PYTEST_ARGS)

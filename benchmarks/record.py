@@ -29,7 +29,7 @@ def record(benchmark: str, results: Sequence[Mapping[str, Any]], **settings: Any
     return {
         "benchmark": benchmark,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "commit": commit(),
+        "commit": COMMIT,
         "machine": machine(),
         "versions": versions(("jaxpaged", "jax", "jaxlib", "flax", "numpy")),
         "settings": settings,
@@ -115,3 +115,6 @@ def _cpuinfo() -> dict[str, str]:
         return {}
     pairs = (line.split(":", 1) for line in first.splitlines() if ":" in line)
     return {key.strip(): value.strip() for key, value in pairs}
+
+
+COMMIT = commit()  # of the code that runs, whatever is committed meanwhile

@@ -10,7 +10,7 @@ from typing import Any
 from jaxpaged.errors import ConfigError
 
 DTYPES = ("float32", "bfloat16", "float16")
-IMPLEMENTATIONS = ("reference", "xla", "gpu", "gpu_hopper", "tpu")
+IMPLEMENTATIONS = ("reference", "xla")
 
 
 @dataclass(frozen=True)
@@ -20,11 +20,12 @@ class EngineConfig:
     Attributes:
       model: a local folder, a `.gguf` file, a Hugging Face name, or "demo".
       tokenizer: where the tokenizer is, if not with the model.
-      dtype: of weights and activations; "auto" takes the checkpoint's. On a CPU without bfloat16 instructions
-        bfloat16 becomes float32, which holds the same weights: else every step would convert all of them.
+      dtype: of weights and activations; "auto" takes the checkpoint's. On a CPU without instructions for it a
+        16-bit type becomes float32, which holds the same weights: else every step would convert all of them.
       kv_cache_dtype: of the KV cache; "auto" takes `dtype` as asked for, also where weights become float32.
       load_format: "auto" reads the checkpoint; "dummy" makes random weights of the model's config.
-      max_model_len: longest sequence, prompt and output together; None: the model's own, cut to what fits.
+      max_model_len: longest sequence, prompt and output together; None: the model's own, cut to what the KV cache
+        can hold.
       max_num_seqs: requests that run at once: rows of the largest batch.
       max_num_batched_tokens: tokens of the largest step.
       block_size: tokens in a KV block (a page on the device); a power of two.
@@ -81,6 +82,8 @@ class EngineConfig:
                 raise ConfigError(f"{name}={value!r} must be an integer of at least {low}")
         if self.block_size & (self.block_size - 1):
             raise ConfigError(f"block_size={self.block_size} must be a power of two")
+        if self.strict and not self.warmup:
+            raise ConfigError("strict=True needs warmup=True: without warm-up every program compiles while serving")
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise ConfigError(f"gpu_memory_utilization={self.gpu_memory_utilization!r} must be in (0, 1]")
 
@@ -97,7 +100,7 @@ def engine_config(model: str, **options: Any) -> EngineConfig:
 def resolve(
     config: EngineConfig, *, platform: str, native_bfloat16: bool, checkpoint_dtype: str, model_max_len: int
 ) -> EngineConfig:
-    """Fills in every None and "auto" but the pool's size, which needs the device.
+    """Fills in every None and "auto" but the pool's size, which needs the device, and the kernels: ops choose them.
 
     Args:
       platform: "cpu", "gpu" or "tpu".
@@ -109,9 +112,9 @@ def resolve(
     if asked == "auto":
         asked = checkpoint_dtype if checkpoint_dtype in DTYPES else "float32"
     dtype = asked
-    if asked == "bfloat16" and not native_bfloat16:
-        if config.dtype == "bfloat16":
-            warnings.warn("this CPU has no bfloat16 instructions: weights become float32, to be faster", stacklevel=2)
+    if platform == "cpu" and (asked == "float16" or (asked == "bfloat16" and not native_bfloat16)):
+        if asked == config.dtype:
+            warnings.warn(f"this CPU has no {asked} instructions: weights become float32, to be faster", stacklevel=2)
         dtype = "float32"
     if config.max_model_len is not None and config.max_model_len > model_max_len:
         raise ConfigError(f"max_model_len={config.max_model_len} exceeds the model's own {model_max_len}")
@@ -126,7 +129,6 @@ def resolve(
         max_model_len=config.max_model_len or model_max_len,
         max_num_seqs=seqs,
         max_num_batched_tokens=tokens,
-        attention_implementation=config.attention_implementation or "xla",
     )
 
 

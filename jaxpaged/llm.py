@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 from tqdm.auto import tqdm
 
@@ -17,7 +18,7 @@ from jaxpaged.errors import InvalidRequestError
 from jaxpaged.progress import ProgressBars
 from jaxpaged.text.chat import render_chat
 
-Prompt = str | Sequence[int] | np.ndarray
+Prompt = str | Sequence[int] | np.ndarray | jax.Array
 Message = Mapping[str, Any]
 
 
@@ -33,7 +34,7 @@ def generate(
 
     Args:
       model: "demo", a local folder, a `.gguf` file, or a Hugging Face name.
-      prompts: text or token ids, or a list that may mix them.
+      prompts: text, token ids (a list, or an array of NumPy or JAX), or a list that may mix them.
       sampling_params: for all prompts, or one a prompt.
       engine_options: fields of `EngineConfig`.
     """
@@ -131,23 +132,23 @@ def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Any]:
     """A list of prompts from one prompt or several."""
     if isinstance(prompts, str):
         return [prompts]
-    if isinstance(prompts, np.ndarray) and prompts.ndim == 1 and prompts.dtype != object:
-        return [prompts]
+    if hasattr(prompts, "__array__"):  # of NumPy or JAX
+        array = np.asarray(prompts)
+        return [array] if array.ndim == 1 else list(array)
     batch = list(prompts)
-    if batch and not any(isinstance(p, (str, Sequence, np.ndarray)) for p in batch):
+    if batch and not any(isinstance(p, (str, Sequence)) or getattr(p, "ndim", 0) for p in batch):
         return [batch]  # one prompt of ids, right or wrong: the ids are checked later
     return batch
 
 
 def _as_ids(prompt: Any) -> list[int]:
     """Token ids as a list of Python values; their range is checked by the engine."""
-    if isinstance(prompt, np.ndarray):
-        if prompt.ndim != 1:
-            raise InvalidRequestError(
-                f"a prompt of token ids must be flat, not of shape {prompt.shape}", param="prompt"
-            )
-        return prompt.tolist()
-    if not isinstance(prompt, Sequence):
+    if hasattr(prompt, "__array__"):
+        array = np.asarray(prompt)
+        if array.ndim != 1:
+            raise InvalidRequestError(f"a prompt of token ids is flat, not of shape {array.shape}", param="prompt")
+        return array.tolist()
+    if not isinstance(prompt, Sequence) or isinstance(prompt, (bytes, bytearray)):
         raise InvalidRequestError(f"prompt {prompt!r} is neither text nor a list of token ids", param="prompt")
     return list(prompt)
 

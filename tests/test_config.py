@@ -13,7 +13,7 @@ def resolved(config=EngineConfig(), **facts):  # noqa: B008 - frozen
 
 def test_nothing_is_left_open_but_the_pool():
     config = resolved()
-    assert config.dtype == "bfloat16" and config.attention_implementation == "xla"
+    assert config.dtype == "bfloat16"
     assert (config.max_model_len, config.max_num_seqs, config.max_num_batched_tokens) == (2048, 32, 256)
     assert resolved(platform="gpu").max_num_seqs == 256
 
@@ -24,9 +24,8 @@ def test_nothing_is_left_open_but_the_pool():
         ("auto", "bfloat16", True, "bfloat16"),
         ("auto", "bfloat16", False, ("float32", "bfloat16")),
         ("auto", "float32", True, "float32"),
-        ("auto", "float16", False, "float16"),
+        ("auto", "float16", False, ("float32", "float16")),
         ("auto", "float8_e4m3fn", True, "float32"),
-        ("float16", "bfloat16", False, "float16"),
         ("bfloat16", "float32", True, "bfloat16"),
     ],
 )
@@ -64,6 +63,7 @@ def test_bfloat16_without_hardware_says_what_it_does():
         ({"gpu_memory_utilization": 1.5}, "1.5"),
         ({"gpu_memory_utilization": float("nan")}, "nan"),
         ({"attention_implementation": "magic"}, "magic"),
+        ({"strict": True, "warmup": False}, "strict"),
         ({"max_seqs": 3}, r"max_seqs.*max_num_seqs"),
     ],
 )

@@ -4,6 +4,7 @@ import asyncio
 import threading
 
 import httpx
+import jax.numpy as jnp
 import numpy as np
 import openai
 import pytest
@@ -72,7 +73,8 @@ def test_text_ids_and_arrays_mixed_come_back_in_order(llm):
 
 def test_one_prompt_of_each_kind(llm):
     expected = only(llm.generate("Hello", GREEDY, use_tqdm=False)).token_ids
-    for prompt in (llm.tokenizer.encode("Hello"), np.array(llm.tokenizer.encode("Hello")), ["Hello"]):
+    ids = llm.tokenizer.encode("Hello")
+    for prompt in (ids, np.array(ids), jnp.array(ids), ["Hello"], [jnp.array(ids)], jnp.array([ids])):
         assert only(llm.generate(prompt, GREEDY, use_tqdm=False)).token_ids == expected
 
 
@@ -112,6 +114,7 @@ def test_stop_string_cuts_text_and_tokens_together(llm):
         ([], None),
         ([[1.5]], "1.5"),
         ([[1], None], "None"),
+        ([b"abc"], "abc"),
         ([np.zeros((2, 2), int)], r"\(2, 2\)"),
     ],
     ids=str,
@@ -157,6 +160,14 @@ def test_generate_in_three_lines(folder, llm):
     outputs = jaxpaged.generate(str(folder), ["Hello", [7]], GREEDY, **options)
     again = llm.generate(["Hello", [7]], GREEDY, use_tqdm=False)
     assert [o.outputs[0].text for o in outputs] == [o.outputs[0].text for o in again]
+
+
+def test_the_context_is_cut_to_what_the_cache_holds(folder):
+    options = OPTIONS | {"warmup": False, "strict": False, "num_kv_blocks": 4}
+    with pytest.warns(UserWarning, match="max_model_len is 64"):
+        cut = LLM(str(folder), **options)
+    with pytest.raises(RequestTooLargeError, match=r"70.*64"):
+        cut.generate([[5] * 70], GREEDY, use_tqdm=False)
 
 
 def test_mistakes_in_names_are_told_early(folder):

@@ -176,7 +176,7 @@ class Scheduler:
             eos, stops = request.eos_token_ids, request.stop_token_ids
             for i, token in enumerate(tokens, 1):
                 if token < 0:
-                    self._finish(request, "error", "the model's logits are NaN")
+                    self._finish(request, "error", "the model's logits are NaN or infinite")
                     self.reset_prefix_cache()  # its blocks may hold NaN too
                     tokens, logprobs = tokens[: i - 1], logprobs and logprobs[: i - 1]
                     break

@@ -70,7 +70,7 @@ class StepResult:
 
     Attributes:
       token_ids: new tokens of each row; empty where the row does not sample. A negative one says that the logits
-        were NaN: the request ends with an error.
+        were not finite: the request ends with an error.
       logprobs: as `token_ids`, where the row's request wants them; None if no row does.
     """
 

@@ -59,7 +59,7 @@ def bucket_table(max_num_seqs: int, max_num_batched_tokens: int, *, min_decode_r
     Args:
       min_decode_rows: smallest decode batch; where products with few rows are slow, padding them is faster.
     """
-    decode = _powers_of_two(min_decode_rows, max_num_seqs)
+    decode = _powers_of_two(min_decode_rows, max(min_decode_rows, max_num_seqs))
     mixed = _powers_of_two(16, max(max_num_batched_tokens, 2 * max_num_seqs))
     return BucketTable(_without(decode, 2), _without(mixed, 32), max_num_seqs)
 

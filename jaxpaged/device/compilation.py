@@ -34,8 +34,11 @@ monitoring.register_event_duration_secs_listener(compilations.on_event)  # for g
 
 
 def use_persistent_cache(folder: str | None) -> None:
-    """Keeps compiled programs in `folder`; None: the user's cache folder; "": not at all."""
+    """Keeps compiled programs in `folder`; None: where JAX was told to, or in the user's cache; "": not at all."""
     if folder == "":
+        jax.config.update("jax_compilation_cache_dir", None)
+        return
+    if folder is None and jax.config.jax_compilation_cache_dir:
         return
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     path = Path(folder) if folder else cache / "jaxpaged" / "xla"

@@ -49,24 +49,35 @@ def num_pages(config: EngineConfig, model: CacheShape, *, step_bytes: int) -> in
       step_bytes: temporaries of the largest step, from the compiler.
 
     Raises:
-      ConfigError: not even one sequence of `max_model_len` fits (or one block, where the size was set by hand).
+      ConfigError: not even one sequence of `max_model_len` fits; a size set by hand may be smaller.
     """
     if config.num_kv_blocks is not None:
         return config.num_kv_blocks + 1
     assert config.max_model_len is not None and config.max_num_seqs is not None
-    size = page_bytes(model, config.block_size, config.kv_cache_dtype)
     per_sequence = -(-config.max_model_len // config.block_size)
     most = per_sequence * config.max_num_seqs + 1
-    room = config.kv_cache_bytes if config.kv_cache_bytes is not None else _free_bytes(config, step_bytes)
-    pages = room // size
-    pages = most if pages >= most else max(pages - pages % _GRANULE, min(pages, _GRANULE))
-    if pages < min(per_sequence + 1, most):
+    pages = min(_room(config, model, step_bytes), most)
+    if pages < per_sequence + 1:
         raise ConfigError(
-            f"the KV cache has room for {pages} blocks of {config.block_size} tokens ({room / 2**20:.0f} MiB), but one "
-            f"sequence of max_model_len={config.max_model_len} needs {per_sequence + 1}: lower max_model_len or give "
-            f"kv_cache_bytes"
+            f"the KV cache has room for {pages} blocks of {config.block_size} tokens, but one sequence of "
+            f"max_model_len={config.max_model_len} needs {per_sequence + 1}: lower max_model_len or give kv_cache_bytes"
         )
     return pages
+
+
+def longest_sequence(config: EngineConfig, model: CacheShape) -> int:
+    """Tokens of the longest sequence that the pool can hold once the weights are placed."""
+    if config.num_kv_blocks is not None:
+        return config.num_kv_blocks * config.block_size
+    free = 0 if config.kv_cache_bytes is not None else _free_bytes(config, 0)
+    return max(_room(config, model, step_bytes=free // 8) - 1, 0) * config.block_size
+
+
+def _room(config: EngineConfig, model: CacheShape, step_bytes: int) -> int:
+    """Pages that the memory holds."""
+    room = config.kv_cache_bytes if config.kv_cache_bytes is not None else _free_bytes(config, step_bytes)
+    pages = room // page_bytes(model, config.block_size, config.kv_cache_dtype)
+    return pages - pages % _GRANULE if pages > _GRANULE else pages
 
 
 def _free_bytes(config: EngineConfig, step_bytes: int) -> int:
@@ -74,7 +85,7 @@ def _free_bytes(config: EngineConfig, step_bytes: int) -> int:
     device = jax.devices()[0]
     if device.platform == "cpu":
         host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        return min(CPU_POOL_BYTES, host // 4)
+        return min(CPU_POOL_BYTES, host // 4)  # its temporaries come from the rest
     stats = device.memory_stats() or {}
     if "bytes_limit" not in stats:
         raise ConfigError(f"device {device} does not tell its memory: give kv_cache_bytes or num_kv_blocks")

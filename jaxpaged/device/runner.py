@@ -40,7 +40,7 @@ class Runner:
 
     Attributes:
       params: the model's weights, a pytree; may be replaced by one of the same shapes and dtypes.
-      kv_pages: the page pool; None while asleep.
+      kv_pages: the page pool.
       programs: the compiled step of each bucket.
       recompilations: compilations by `launch` since warm-up; stays 0.
     """
@@ -71,7 +71,7 @@ class Runner:
             page_size=config.block_size,
             vocab_size=vocab_size,
             max_logprobs=config.max_logprobs,
-            implementation=config.attention_implementation or "xla",
+            implementation=config.attention_implementation,
             small_head=8 if on_cpu else 0,
         )
         self._max_pages = -(-config.max_model_len // config.block_size)

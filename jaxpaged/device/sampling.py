@@ -18,7 +18,7 @@ class Sampled(NamedTuple):
     """Result for R rows; log-probabilities are of the raw logits, and zeros unless some row wants them.
 
     Attributes:
-      tokens: i32[R]; -1 where the logits hold NaN.
+      tokens: i32[R]; -1 where the logits are NaN, infinite, or all banned.
       logprobs: f32[R], of the sampled token.
       ranks: i32[R], 1 + the number of tokens that are more likely.
       top_ids, top_logprobs: i32/f32[R, max_logprobs], most likely first.
@@ -54,7 +54,7 @@ def sample(
         lambda: best,
         lambda: jnp.where(greedy, best, _draw(allowed, peak, slots, rows, positions)),
     )
-    tokens = jnp.where(jnp.isnan(peak), -1, tokens)
+    tokens = jnp.where(jnp.isfinite(peak), tokens, -1)
     return jax.lax.cond(
         jnp.any(slots.column("wants_logprobs", rows) != 0),
         lambda: Sampled(tokens, *_logprobs(logits, tokens, max_logprobs)),
@@ -122,6 +122,7 @@ def _top_k_top_p(scaled: jax.Array, top_k: jax.Array, top_p: jax.Array) -> jax.A
         by_rank, off = i == 0, jnp.where(i == 0, top_k >= scaled.shape[-1], top_p >= 1)
         weights = jnp.where(by_rank, 1.0, jnp.exp(scaled))
         needed = jnp.where(by_rank, top_k.astype(jnp.float32), top_p * jnp.sum(weights, -1))
+        needed = jnp.maximum(needed, jnp.finfo(jnp.float32).tiny)  # a top_p that underflows still keeps one token
         return jnp.where(_heaviest(scaled, weights, needed) | off[:, None], scaled, -jnp.inf)
 
     return jax.lax.fori_loop(0, 2, cut, scaled)

@@ -19,7 +19,7 @@ MAX_EOS_TOKEN_IDS = 16
 NO_TOKEN = 2**31 - 1  # outside every vocabulary: scatters drop it
 
 _FLOATS = ("temperature", "top_p", "min_p")
-_INTS = ("num_prompt_tokens", "min_total_tokens", "top_k", "seed_high", "seed_low", "greedy", "wants_logprobs")
+_INTS = ("min_total_tokens", "top_k", "seed_high", "seed_low", "greedy", "wants_logprobs")
 _NUM_STOPS = MAX_STOP_TOKEN_IDS + MAX_EOS_TOKEN_IDS
 
 
@@ -73,7 +73,6 @@ def pack_admission(admission: Admission, max_model_len: int, max_pages: int) -> 
     at += max_pages
     seed = request.seed & 0xFFFFFFFFFFFFFFFF
     ints = {
-        "num_prompt_tokens": request.num_prompt_tokens,
         "min_total_tokens": request.num_prompt_tokens + params.min_tokens,
         "top_k": max(params.top_k, 0),
         "seed_high": _signed(seed >> 32),

@@ -26,7 +26,7 @@ class StepOptions:
       page_size: tokens in a page.
       vocab_size: tokens that may be produced; the head may have more rows.
       max_logprobs: columns of top log-probabilities.
-      implementation: attention kernels, by name.
+      implementation: attention kernels, by name; None: the platform's best.
       small_head: a mixed step in which at most this many rows sample runs the head on that many rows only;
         0: always on all rows. Worth a branch where the head's cost grows with its rows (CPU).
     """
@@ -34,7 +34,7 @@ class StepOptions:
     page_size: int
     vocab_size: int
     max_logprobs: int
-    implementation: str
+    implementation: str | None
     small_head: int = 0
 
 

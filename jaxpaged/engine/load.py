@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from jaxpaged.checkpoint.source import ModelSource, eos_token_ids, open_model
 from jaxpaged.config import EngineConfig, resolve
 from jaxpaged.core.block_manager import BlockManager
 from jaxpaged.core.scheduler import Scheduler
+from jaxpaged.device import kv_cache
 from jaxpaged.device.buckets import bucket_table
 from jaxpaged.device.compilation import use_persistent_cache
 from jaxpaged.device.platform import native_bfloat16, platform
@@ -21,6 +23,7 @@ from jaxpaged.device.runner import Runner
 from jaxpaged.device.slots import MAX_EOS_TOKEN_IDS
 from jaxpaged.engine.engine import Engine
 from jaxpaged.errors import ModelError
+from jaxpaged.models.config import ModelConfig
 from jaxpaged.models.decoder import Decoder
 from jaxpaged.text.tokenizer import Tokenizer
 
@@ -39,13 +42,17 @@ def load_engine(config: EngineConfig, progress: Progress | None = None) -> tuple
     family = models.get_family(str(source.config.get("model_type")))
     model_config = family.config_from_hf(source.config)
     tokenizer = Tokenizer.from_name(config.tokenizer) if config.tokenizer else Tokenizer.from_source(source)
+    cut = config.max_model_len is None
     config = resolve_for(config, source.dtype, model_config.max_context_len)
-    assert config.max_model_len
     eos = eos_token_ids(source, tokenizer)
     if len(eos) > MAX_EOS_TOKEN_IDS:
         raise ModelError(f"{config.model} has {len(eos)} end-of-sequence ids, more than {MAX_EOS_TOKEN_IDS}: {eos}")
-    module = family.module(config=model_config.for_context(config.max_model_len), dtype=jnp.dtype(config.dtype))
+    module = family.module(config=model_config, dtype=jnp.dtype(config.dtype))
     params = _params(family, module, config, source, progress)
+    if cut:
+        config = _cut_to_fit(config, model_config)
+    assert config.max_model_len
+    module = module.clone(config=model_config.for_context(config.max_model_len))
     engine = build_engine(
         module,
         params,
@@ -105,6 +112,18 @@ def build_engine(
         runner.warm_up(_stage(progress, "warm-up"))
     config = dataclasses.replace(config, num_kv_blocks=num_blocks)
     return Engine(scheduler, runner, config, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
+
+
+def _cut_to_fit(config: EngineConfig, model: ModelConfig) -> EngineConfig:
+    """`config` with max_model_len no longer than what the KV cache can hold."""
+    fits = kv_cache.longest_sequence(config, model)
+    assert config.max_model_len
+    if fits >= config.max_model_len or fits < 2:  # nothing fits: sizing the pool says so
+        return config
+    warnings.warn(
+        f"max_model_len is {fits}, what the KV cache can hold, instead of {config.max_model_len}", stacklevel=3
+    )
+    return dataclasses.replace(config, max_model_len=fits)
 
 
 def _params(

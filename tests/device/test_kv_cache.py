@@ -34,6 +34,12 @@ def test_by_hand():
     assert pages(kv_cache_bytes=70 * PAGE_BYTES, max_model_len=512) == 64
 
 
+def test_the_longest_sequence_that_fits():
+    config = EngineConfig(kv_cache_dtype="float32", kv_cache_bytes=200 * PAGE_BYTES)
+    assert kv_cache.longest_sequence(config, Model()) == 191 * 16
+    assert kv_cache.longest_sequence(EngineConfig(num_kv_blocks=10), Model()) == 160
+
+
 def test_too_small_for_one_sequence_says_by_how_much():
     with pytest.raises(ConfigError, match=r"room for 40 blocks.*needs 65"):
         pages(kv_cache_bytes=40 * PAGE_BYTES)

@@ -1,12 +1,17 @@
 """The engine on a tiny model: what ends a request, what is refused, what compiles."""
 
+import dataclasses
 import math
 
+import jax
 import numpy as np
 import pytest
 
 from jaxpaged.core.sampling_params import SamplingParams
-from jaxpaged.errors import InvalidRequestError, RequestTooLargeError
+from jaxpaged.core.step import Step
+from jaxpaged.device.buckets import BucketTable
+from jaxpaged.device.runner import Runner
+from jaxpaged.errors import InvalidRequestError, RecompilationError, RequestTooLargeError
 from tests.engine.tiny import BLOCK, GREEDY, MAX_LEN, VOCAB, prompt, run
 
 
@@ -217,12 +222,23 @@ def test_nothing_compiles_after_warm_up(make_engine):
     assert engine.num_compilations == before == 0
 
 
+def test_strict_raises_on_a_program_that_was_not_warm(tiny_module, tiny_params, tiny_config):
+    config = dataclasses.replace(tiny_config, num_kv_blocks=8, max_num_seqs=1, max_num_batched_tokens=4)
+    runner = Runner(tiny_module, tiny_params, config, vocab_size=256, buckets=BucketTable([1], [4], max_num_seqs=1))
+    step = Step(requests=[None], slots=[0], starts=[0], num_tokens=[1], samples=[True], total_tokens=1)
+    with pytest.raises(RecompilationError, match="1 program"):
+        runner.launch(step)
+
+
 def test_the_step_copies_neither_pool_nor_params(runner):
     pool = math.prod(runner.kv_pages.shape) * runner.kv_pages.dtype.itemsize
     shape = "f32[" + ",".join(map(str, runner.kv_pages.shape)) + "]"
     for bucket, program in runner.programs.items():
         text = program.as_text()
-        copies = [line for line in text.splitlines() if " copy(" in line and shape in line.split(" copy(")[0]]
+        shapes = {shape} | {f"f32[{','.join(map(str, x.shape))}]" for x in jax.tree.leaves(runner.params) if x.ndim > 1}
+        copies = [
+            line for line in text.splitlines() if " copy(" in line and any(s in line.split(" copy(")[0] for s in shapes)
+        ]
         assert not copies, (bucket, copies)
         analysis = program.memory_analysis()
         assert analysis.alias_size_in_bytes >= pool, "the pool is not donated"
