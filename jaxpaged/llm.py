@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from jaxpaged.config import engine_config
+from jaxpaged.core.request import Request
 from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.engine.load import load_engine
 from jaxpaged.engine.output import OutputProcessor, RequestOutput
@@ -42,7 +44,7 @@ def generate(
 
 
 class LLM:
-    """A model, ready to generate.
+    """A model, ready to generate. Calls from several threads run one after the other.
 
     Attributes:
       engine: the engine that runs it.
@@ -61,6 +63,7 @@ class LLM:
         with ProgressBars(enabled=use_tqdm) as bars:
             self.engine, self.tokenizer = load_engine(config, bars.update)
         self._ids = itertools.count()
+        self._lock = threading.Lock()  # the engine is driven by one thread at a time
 
     def generate(
         self,
@@ -94,6 +97,8 @@ class LLM:
           messages: dicts with `role` and `content`; or a list of such conversations.
           template_options: passed on to `render_chat`.
         """
+        if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)):
+            raise InvalidRequestError(f"messages={messages!r} is not a list of messages", param="messages")
         single = len(messages) > 0 and isinstance(messages[0], Mapping)
         conversations: Sequence[Any] = [messages] if single else messages
         ids = [render_chat(self.tokenizer, conversation, **template_options) for conversation in conversations]
@@ -105,6 +110,10 @@ class LLM:
         requests = [
             self.engine.make_request(f"{next(self._ids)}", prompt, p) for prompt, p in zip(ids, params, strict=True)
         ]
+        with self._lock:
+            return self._drive(requests, texts, use_tqdm)
+
+    def _drive(self, requests: list[Request], texts: list[str | None], use_tqdm: bool) -> list[RequestOutput]:
         processor = OutputProcessor(self.tokenizer)
         finished: dict[str, RequestOutput] = {}
         try:
@@ -134,7 +143,9 @@ def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Any]:
         return [prompts]
     if hasattr(prompts, "__array__"):  # of NumPy or JAX
         array = np.asarray(prompts)
-        return [array] if array.ndim == 1 else list(array)
+        return list(array) if array.ndim > 1 else [array]
+    if not isinstance(prompts, Sequence) or isinstance(prompts, (bytes, bytearray)):
+        raise InvalidRequestError(f"prompts={prompts!r} is neither text, token ids nor a list of these", param="prompt")
     batch = list(prompts)
     if batch and not any(isinstance(p, (str, Sequence)) or getattr(p, "ndim", 0) for p in batch):
         return [batch]  # one prompt of ids, right or wrong: the ids are checked later

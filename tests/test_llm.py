@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import jax.numpy as jnp
@@ -155,6 +156,22 @@ def test_an_interrupted_call_leaves_nothing_behind(llm, monkeypatch):
     assert only(llm.generate("Hello", GREEDY, use_tqdm=False)).token_ids == before
 
 
+def test_calls_from_two_threads_run_one_after_the_other(llm):
+    prompts = ["Hello", "The quick", "own fox", "ab"]
+    expected = [only(llm.generate(p, GREEDY, use_tqdm=False)).token_ids for p in prompts]
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda p: only(llm.generate(p, GREEDY, use_tqdm=False)).token_ids, prompts))
+    assert results == expected
+
+
+@pytest.mark.parametrize("bad", [None, 5, {"prompt": "x"}, b"ab", np.array(5)], ids=str)
+def test_what_is_no_prompt_at_all(llm, bad):
+    with pytest.raises(InvalidRequestError):
+        llm.generate(bad, GREEDY, use_tqdm=False)
+    with pytest.raises(InvalidRequestError):
+        llm.chat(bad, GREEDY, use_tqdm=False)
+
+
 def test_generate_in_three_lines(folder, llm):
     options = OPTIONS | {"warmup": False, "strict": False}
     outputs = jaxpaged.generate(str(folder), ["Hello", [7]], GREEDY, **options)
@@ -201,6 +218,14 @@ def check_http(client):
     assert chat.usage.completion_tokens == 10 == len(chat.choices[0].logprobs.content)
     completion = client.completions.create(prompt=["Hello", "The quick"], **options)
     assert [c.index for c in completion.choices] == [0, 1]
+    with pytest.raises(openai.BadRequestError, match="2000000 characters"):
+        client.completions.create(prompt="a" * 2_000_000, **options)
+    with pytest.raises(openai.BadRequestError, match=r"2000\d* characters"):
+        client.chat.completions.create(messages=[{"role": "user", "content": "a" * 2_000_000}], **options)
+    for reserved in ("self", "template", "max_tokens"):
+        extra = {"extra_body": {"chat_template_kwargs": {reserved: 1}}}
+        with pytest.raises(openai.BadRequestError, match=reserved):
+            client.chat.completions.create(model="tiny", messages=CHAT, **extra)
     with pytest.raises(openai.BadRequestError, match="99999"):
         client.completions.create(prompt=[1, 99999], **options)
     assert client.models.list().data[0].id == "tiny"

@@ -111,7 +111,8 @@ def _check(table: CheckpointTable, wanted: Mapping[str, Any], tensors: Mapping[s
         absent = [name for name in weight.sources if name not in tensors]
         missing += [name for name in absent if name not in missing]
         if not absent and weight.path in wanted:
-            problem = _shape_problem(weight, wanted[weight.path].shape, tensors)
+            problem = _kind_problem(weight, wanted[weight.path].dtype, tensors)
+            problem = problem or _shape_problem(weight, wanted[weight.path].shape, tensors)
             misshaped += [problem] if problem else []
     missing += [f"{path} (not in the model's table)" for path in wanted if path not in paths]
     ignored = [re.compile(pattern) for pattern in table.ignored]
@@ -120,6 +121,16 @@ def _check(table: CheckpointTable, wanted: Mapping[str, Any], tensors: Mapping[s
         raise CheckpointError(
             "the checkpoint does not fit the model", missing=missing, unused=sorted(unused), misshaped=misshaped
         )
+
+
+def _kind_problem(weight: Weight, expected: Any, tensors: Mapping[str, LazyTensor]) -> str | None:
+    """Whole numbers where weights belong would load, and give garbage."""
+    if not jax.numpy.issubdtype(expected, np.floating):
+        return None
+    whole = [
+        f"{n} is {tensors[n].dtype}" for n in weight.sources if not jax.numpy.issubdtype(tensors[n].dtype, np.floating)
+    ]
+    return f"{', '.join(whole)}, not floating-point" if whole else None
 
 
 def _shape_problem(weight: Weight, expected: tuple[int, ...], tensors: Mapping[str, LazyTensor]) -> str | None:

@@ -97,10 +97,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
                 raise InvalidRequestError(f"{name}={getattr(self, name)!r} is not a bool", param=name)
         self._check_stop()
         for name, neutral in _NOT_YET.items():
-            if getattr(self, name) not in neutral:
-                raise NotYetSupported(name, getattr(self, name))
+            value = getattr(self, name)
+            if not any(_same(value, v) for v in neutral):
+                raise NotYetSupported(name, value)
 
     def _check_stop(self) -> None:
+        if not isinstance(self.stop, (str, list, tuple, type(None))):
+            raise InvalidRequestError(f"stop={self.stop!r} is neither text nor a list of texts", param="stop")
+        if not isinstance(self.stop_token_ids, (list, tuple, type(None))):
+            raise InvalidRequestError(f"stop_token_ids={self.stop_token_ids!r} is not a list", param="stop_token_ids")
         strings = self.stop_strings
         if len(strings) > MAX_STOP_STRINGS:
             raise InvalidRequestError(f"stop has {len(strings)} strings, at most {MAX_STOP_STRINGS}", param="stop")
@@ -137,6 +142,11 @@ class NotYetSupported(InvalidRequestError, UnsupportedError):
 
     def __init__(self, name: str, value: object):
         super().__init__(f"{name}={value!r} is not supported yet", param=name)
+
+
+def _same(value: object, neutral: object) -> bool:
+    """Equality, but `True` is not 1, and an array, which compares element by element, equals nothing."""
+    return type(value) in (type(neutral), int if isinstance(neutral, float) else type(neutral)) and value == neutral
 
 
 def _real(name: str, value: object, low: float, high: float) -> None:

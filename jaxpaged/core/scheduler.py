@@ -130,6 +130,11 @@ class Scheduler:
         num_cached = max(0, request.num_cached_tokens)
         return RequestUpdate(request_id, [], finish_reason="abort", num_cached_tokens=num_cached)
 
+    def abort_all(self) -> None:
+        """Ends every live request."""
+        for request in list(self._requests.values()):
+            self._finish(request, "abort")
+
     def schedule(self) -> Step | None:
         """The next step, or None when no request can use one before a result in flight arrives.
 

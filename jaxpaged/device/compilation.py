@@ -38,7 +38,7 @@ def use_persistent_cache(folder: str | None) -> None:
     if folder == "":
         jax.config.update("jax_compilation_cache_dir", None)
         return
-    if folder is None and jax.config.jax_compilation_cache_dir:
+    if folder is None and jax.config.values["jax_compilation_cache_dir"]:
         return
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     path = Path(folder) if folder else cache / "jaxpaged" / "xla"

@@ -147,6 +147,7 @@ class AsyncLLM:
         def make() -> Request:
             if not isinstance(prompt, str):
                 return self._engine.make_request(internal_id, prompt, params)
+            self.tokenizer.check_length(prompt, self._max_model_len)
             ids = self.tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
             return self._engine.make_request(internal_id, ids, params)
 
@@ -154,9 +155,15 @@ class AsyncLLM:
         request.arrival_time = arrival_time
         return PreparedRequest(request, external_id, prompt if isinstance(prompt, str) else None)
 
-    async def render_chat(self, messages: Sequence[Any], **options: Any) -> list[int]:
+    async def render_chat(self, messages: Sequence[Any], /, **options: Any) -> list[int]:
         """`text.chat.render_chat` off the event loop."""
-        return await self._off_loop(lambda: render_chat(self.tokenizer, messages, **options))
+        limit = self._max_model_len
+        return await self._off_loop(lambda: render_chat(self.tokenizer, messages, max_tokens=limit, **options))
+
+    @property
+    def _max_model_len(self) -> int:
+        assert self.config.max_model_len
+        return self.config.max_model_len
 
     async def stream(
         self, prepared: PreparedRequest, *, mode: OutputMode = "delta"

@@ -110,7 +110,20 @@ class Engine:
         return self.scheduler.abort(request_id)
 
     def step(self) -> list[RequestUpdate]:
-        """Launches the next step, then collects the one before it: the host works while the device does."""
+        """Launches the next step, then collects the one before it: the host works while the device does.
+
+        If it raises (the device failed, the user interrupted), every request is aborted and the prefix cache is
+        forgotten: what was scheduled may not have been written.
+        """
+        try:
+            return self._step()
+        except BaseException:
+            self._in_flight = None
+            self.scheduler.abort_all()
+            self.scheduler.reset_prefix_cache()
+            raise
+
+    def _step(self) -> list[RequestUpdate]:
         scheduled = self.scheduler.schedule()
         launched = self.runner.launch(scheduled) if scheduled else None
         ready = self._in_flight if self.config.overlap else launched

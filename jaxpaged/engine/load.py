@@ -44,7 +44,8 @@ def load_engine(config: EngineConfig, progress: Progress | None = None) -> tuple
     tokenizer = Tokenizer.from_name(config.tokenizer) if config.tokenizer else Tokenizer.from_source(source)
     cut = config.max_model_len is None
     config = resolve_for(config, source.dtype, model_config.max_context_len)
-    eos = eos_token_ids(source, tokenizer)
+    vocab_size = min(model_config.vocab_size, max(tokenizer.vocab_size, 1))
+    eos = tuple(i for i in eos_token_ids(source, tokenizer) if i < vocab_size)  # others can never be produced
     if len(eos) > MAX_EOS_TOKEN_IDS:
         raise ModelError(f"{config.model} has {len(eos)} end-of-sequence ids, more than {MAX_EOS_TOKEN_IDS}: {eos}")
     module = family.module(config=model_config, dtype=jnp.dtype(config.dtype))
@@ -57,7 +58,7 @@ def load_engine(config: EngineConfig, progress: Progress | None = None) -> tuple
         module,
         params,
         config,
-        vocab_size=min(model_config.vocab_size, max(tokenizer.vocab_size, 1)),
+        vocab_size=vocab_size,
         eos_token_ids=eos,
         progress=progress,
     )

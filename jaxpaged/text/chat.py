@@ -26,7 +26,7 @@ _RESERVED = frozenset(
         *("conversation", "conversations", "messages", "tools", "documents", "chat_template", "bos_token", "eos_token"),
         *("tokenize", "return_dict", "return_tensors", "padding", "truncation", "max_length", "tokenizer_kwargs"),
         *("return_assistant_tokens_mask", "sanitize_control_tokens", "add_generation_prompt", "tokenizer"),
-        *("continue_final_message", "allow_control_tokens"),
+        *("continue_final_message", "allow_control_tokens", "max_tokens", "self", "template"),
     }
 )
 
@@ -39,6 +39,7 @@ def render_chat(
     tools: Sequence[Mapping[str, Any]] | None = None,
     continue_final_message: bool = False,
     allow_control_tokens: bool = False,
+    max_tokens: int | None = None,
     **template_options: Any,
 ) -> list[int]:
     """The prompt of a conversation as token ids, the same as `apply_chat_template(tokenize=True)` gives.
@@ -53,6 +54,7 @@ def render_chat(
       continue_final_message: leave the last message open, to be continued.
       allow_control_tokens: let text in messages that spells a control token become one. By default it stays
         text, so that a user cannot end his own turn and speak as the system.
+      max_tokens: refuse what by its length cannot fit, before it is tokenized.
       template_options: further variables for the template.
 
     Raises:
@@ -77,6 +79,8 @@ def render_chat(
         continue_final_message=continue_final_message,
         **template_options,
     )
+    if max_tokens is not None:
+        tokenizer.check_length(text.replace(mark, "") if mark else text, max_tokens)
     return _encode(tokenizer, text, mark)
 
 
@@ -183,7 +187,7 @@ def _tool_call(call: Any, where: str) -> Any:
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
-        except ValueError as e:
+        except (ValueError, RecursionError) as e:
             raise InvalidRequestError(f"{where}.function.arguments is not JSON: {e}", param=where) from e
     return {**call, "function": {**function, "arguments": arguments}}
 

@@ -21,7 +21,7 @@ from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from jaxpaged.checkpoint.source import ModelSource, open_model
-from jaxpaged.errors import InvalidRequestError, ModelError, UnsupportedError
+from jaxpaged.errors import InvalidRequestError, ModelError, RequestTooLargeError, UnsupportedError
 from jaxpaged.text.gguf_tokenizer import SPACE, gguf_tokenizer
 
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -85,6 +85,21 @@ class Tokenizer:
         """The model's default template."""
         template: Any = self.hf.chat_template
         return template.get("default") if isinstance(template, dict) else template
+
+    def check_length(self, text: str, max_tokens: int) -> None:
+        """Refuses text that must have more than `max_tokens` tokens by its length alone, before any time goes into it.
+
+        Raises:
+          RequestTooLargeError: it has more characters than that many of the longest tokens.
+        """
+        if len(text) > max_tokens * self._longest_piece:
+            raise RequestTooLargeError(
+                f"the text of {len(text)} characters cannot fit a context of {max_tokens} tokens", param="prompt"
+            )
+
+    @functools.cached_property
+    def _longest_piece(self) -> int:
+        return max((len(piece) for piece in self._backend.get_vocab(with_added_tokens=True)), default=1)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text. Control tokens in the text become their ids.

@@ -73,3 +73,11 @@ def test_stop_is_text_or_texts():
     assert SamplingParams(stop=["a", "b"]).stop_strings == ["a", "b"]
     with pytest.raises(InvalidRequestError, match="detokenize"):
         SamplingParams(stop="ab", detokenize=False)
+
+
+@pytest.mark.parametrize(
+    "bad", [{"n": True}, {"presence_penalty": False}, {"stop": 5}, {"stop_token_ids": 5}, {"n": 1.0}], ids=str
+)
+def test_values_of_another_type_are_refused(bad) -> None:
+    with pytest.raises(InvalidRequestError, match=next(iter(bad))):
+        SamplingParams(**bad)

@@ -245,6 +245,30 @@ def test_the_step_copies_neither_pool_nor_params(runner):
         assert analysis.temp_size_in_bytes < pool / 2, bucket
 
 
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_a_step_that_fails_leaves_no_half_written_blocks(make_engine, solo, monkeypatch, error):
+    """Blocks become findable when they are scheduled; if the launch then fails, nobody may find them."""
+    engine = make_engine(tokens=32)
+    engine.add_request(engine.make_request("a", prompt(60), GREEDY))
+    real, calls = engine.runner.launch, 0
+
+    def failing(step):
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise error("injected")
+        return real(step)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.runner, "launch", failing)
+        with pytest.raises(error):
+            while engine.has_work:
+                engine.step()
+    assert not engine.has_work
+    engine.scheduler.check_invariants()
+    assert run(engine, [prompt(60)])[0].token_ids == solo(prompt(60)).token_ids
+
+
 # --- aborts ----------------------------------------------------------------------------------------------------
 
 
