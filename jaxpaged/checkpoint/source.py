@@ -10,8 +10,8 @@ import importlib.metadata
 import importlib.util
 import json
 import os
-import sys
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
