@@ -14,7 +14,7 @@ import numpy as np
 from jaxpaged.config import EngineConfig
 from jaxpaged.core.step import Step, StepResult, TokenLogprobs
 from jaxpaged.device import batch, kv_cache
-from jaxpaged.device.buckets import Bucket, BucketTable, bucket_table
+from jaxpaged.device.buckets import Bucket, BucketTable
 from jaxpaged.device.compilation import compilations
 from jaxpaged.device.sampling import Sampled
 from jaxpaged.device.slots import admit, empty_slots, pack_admission
@@ -52,21 +52,19 @@ class Runner:
         config: EngineConfig,
         *,
         vocab_size: int,
-        num_pages: int | None = None,
-        buckets: BucketTable | None = None,
+        buckets: BucketTable,
     ):
         """Allocates the device state; compiles nothing but what sizing the pool needs.
 
         Args:
           config: resolved options.
           vocab_size: tokens that may be produced.
-          num_pages: pages of the pool, scratch included; None: from the memory that is free.
-          buckets: padded shapes; None: powers of two.
+          buckets: padded shapes.
         """
         assert config.max_num_seqs and config.max_num_batched_tokens and config.max_model_len
         self.module, self.params, self.config = module, params, config
         on_cpu = jax.default_backend() == "cpu"
-        self.buckets = buckets or bucket_table(config.max_num_seqs, config.max_num_batched_tokens)
+        self.buckets = buckets
         self.options = StepOptions(
             page_size=config.block_size,
             vocab_size=vocab_size,
@@ -80,8 +78,7 @@ class Runner:
         self._admit: jax.stages.Compiled | None = None
         self.recompilations = 0
         model = module.config
-        if num_pages is None:
-            num_pages = kv_cache.num_pages(config, model, step_bytes=0 if on_cpu else self._largest_step_bytes())
+        num_pages = kv_cache.num_pages(config, model, step_bytes=0 if on_cpu else self._largest_step_bytes())
         self.kv_pages = kv_cache.empty_pages(model, num_pages, config.block_size, config.kv_cache_dtype)
 
     @property

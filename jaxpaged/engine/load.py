@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Callable
-from typing import Any
 
 import jax.numpy as jnp
 
@@ -84,23 +83,19 @@ def build_engine(
     vocab_size: int,
     eos_token_ids: tuple[int, ...] = (),
     progress: Progress | None = None,
-    **runner_options: Any,
 ) -> Engine:
     """An engine for a module and its params, compiled if `config.warmup`.
 
     Args:
       config: resolved options.
       vocab_size: ids from there on are neither accepted in prompts nor produced.
-      runner_options: passed on to `Runner`.
     """
     use_persistent_cache(config.compilation_cache_dir)
     assert config.max_num_seqs and config.max_num_batched_tokens and config.max_model_len
-    if "buckets" not in runner_options:
-        # XLA:CPU is slower with a few rows of bfloat16 than with eight.
-        few = 8 if platform() == "cpu" and config.dtype != "float32" else 1
-        table = bucket_table(config.max_num_seqs, config.max_num_batched_tokens, min_decode_rows=few)
-        runner_options["buckets"] = table
-    runner = Runner(module, params, config, vocab_size=vocab_size, **runner_options)
+    # XLA:CPU is slower with a few rows of bfloat16 than with eight.
+    few = 8 if platform() == "cpu" and config.dtype != "float32" else 1
+    buckets = bucket_table(config.max_num_seqs, config.max_num_batched_tokens, min_decode_rows=few)
+    runner = Runner(module, params, config, vocab_size=vocab_size, buckets=buckets)
     num_blocks = runner.num_pages - 1
     blocks = BlockManager(num_blocks, config.block_size, enable_prefix_caching=config.enable_prefix_caching)
     scheduler = Scheduler(
