@@ -1,5 +1,6 @@
 """What every operation over the paged KV pool demands of its arguments."""
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 FLOAT_DTYPES = ("float32", "bfloat16", "float16")
 POOL_DTYPES = (*FLOAT_DTYPES, "uint16", "float8_e4m3fn", "float8_e5m2", "int8")
 IMPLEMENTATIONS = ("reference", "xla", "gpu", "gpu_hopper", "tpu")
+_PALLAS = ("gpu", "gpu_hopper", "tpu")
 
 
 def check_shape(name: str, array: Any, shape: tuple[int, ...]) -> None:
@@ -57,13 +59,16 @@ def check_pool(kv_pages: Any) -> tuple[int, int, int, int, int]:
     return layers, pages, page_size, heads // 2, head_dim
 
 
-def pick_implementation(op: str, implementation: str | None, available: Mapping[str, Any]) -> Any:
+def pick_implementation(
+    op: str, implementation: str | None, available: Mapping[str, Any], *, interpret: bool = False
+) -> Any:
     """The function to run: the named one, or the best that this platform has.
 
     Args:
       op: name of the operation, for messages.
       implementation: one of IMPLEMENTATIONS, or None.
       available: implementation name -> function.
+      interpret: the function returned, if written in Pallas, is interpreted rather than compiled.
 
     Raises:
       ValueError: no such implementation exists.
@@ -71,9 +76,10 @@ def pick_implementation(op: str, implementation: str | None, available: Mapping[
     """
     if implementation is None:
         best = {"gpu": "gpu", "cuda": "gpu", "tpu": "tpu"}.get(jax.default_backend(), "xla")
-        return available.get(best, available["xla"])
+        implementation = best if best in available else "xla"
     if implementation not in IMPLEMENTATIONS:
         raise ValueError(f"implementation must be one of {', '.join(IMPLEMENTATIONS)}, got {implementation!r}")
     if implementation not in available:
         raise NotImplementedError(f"{op} has no implementation {implementation!r}; it has {', '.join(available)}")
-    return available[implementation]
+    chosen = available[implementation]
+    return functools.partial(chosen, interpret=True) if interpret and implementation in _PALLAS else chosen

@@ -27,9 +27,7 @@ class AttentionContext(Protocol):
 
     def attend(
         self,
-        q: jax.Array,
-        k: jax.Array,
-        v: jax.Array,
+        qkv: jax.Array,
         cos: jax.Array,
         sin: jax.Array,
         *,
@@ -42,8 +40,7 @@ class AttentionContext(Protocol):
         """Rotates q and k, remembers k and v, attends.
 
         Args:
-          q: [T, N, H] before rotation; query head n uses KV head n // G.
-          k, v: [T, K, H], k before rotation.
+          qkv: [T, K, G + 2, H] of each KV head its queries, key and value, before rotation.
           cos, sin: float32 [T, R/2], for the first R of H dims.
           layer: index of the layer, from 0.
           sm_scale: on the scores, before anything else.
@@ -52,7 +49,7 @@ class AttentionContext(Protocol):
           sinks: float32 [N], one more score per head that takes weight and gives no value.
 
         Returns:
-          [T, N, H], and the context for the next layer.
+          [T, K * G, H], and the context for the next layer.
         """
         ...
 
@@ -67,6 +64,7 @@ class PagedContext:
       kv_lens, page_indices, cu_q_lens, num_seqs: i32[S], i32[S, max_pages], i32[S+1], i32[1].
       decode_only: a promise that no row has more than one query; None: promised where T == S.
       implementation: of both ops; None: the platform's best.
+      interpret: Pallas implementations are interpreted, as tests on a CPU need.
     """
 
     kv_pages: jax.Array
@@ -77,12 +75,11 @@ class PagedContext:
     num_seqs: jax.Array
     decode_only: bool | None = struct.field(pytree_node=False, default=None)
     implementation: str | None = struct.field(pytree_node=False, default=None)
+    interpret: bool = struct.field(pytree_node=False, default=False)
 
     def attend(
         self,
-        q: jax.Array,
-        k: jax.Array,
-        v: jax.Array,
+        qkv: jax.Array,
         cos: jax.Array,
         sin: jax.Array,
         *,
@@ -96,7 +93,14 @@ class PagedContext:
         index = jnp.array([layer], jnp.int32)  # data, not a static index: all layers share one compiled kernel
         with jax.named_scope("write_kv"):
             q, kv_pages = write_kv(
-                q, k, v, cos, sin, self.kv_pages, self.slot_mapping, index, implementation=self.implementation
+                qkv,
+                cos,
+                sin,
+                self.kv_pages,
+                self.slot_mapping,
+                index,
+                implementation=self.implementation,
+                interpret=self.interpret,
             )
         with jax.named_scope("attend"):
             out = ragged_paged_attention(
@@ -113,6 +117,7 @@ class PagedContext:
                 sinks=sinks,
                 decode_only=self.decode_only,
                 implementation=self.implementation,
+                interpret=self.interpret,
             )
         return out, dataclasses.replace(self, kv_pages=kv_pages)
 
@@ -130,9 +135,7 @@ class DenseContext:
 
     def attend(
         self,
-        q: jax.Array,
-        k: jax.Array,
-        v: jax.Array,
+        qkv: jax.Array,
         cos: jax.Array,
         sin: jax.Array,
         *,
@@ -145,6 +148,7 @@ class DenseContext:
         """See `AttentionContext.attend`; memory grows with T^2."""
         del layer
         with jax.named_scope("attend"):
+            q, k, v = qkv[:, :, :-2].reshape(qkv.shape[0], -1, qkv.shape[-1]), qkv[:, :, -2], qkv[:, :, -1]
             q, k = apply_rope(q, cos, sin), apply_rope(k, cos, sin)
             mask = _causal_mask(q.shape[0], sliding_window, self.segment_ids)
             out = _dense_attention(q, k, v, mask, sm_scale=sm_scale, soft_cap=soft_cap, sinks=sinks)
@@ -223,11 +227,9 @@ class Attention(nn.Module):
     ) -> tuple[jax.Array, AttentionContext]:
         """x [T, D] -> ([T, D], the context for the next layer)."""
         with jax.named_scope("qkv"):
-            q, k, v = self._qkv(x)
+            qkv = self._qkv(x)
         out, context = context.attend(
-            q,
-            k,
-            v,
+            qkv,
             cos,
             sin,
             layer=self.layer,
@@ -241,20 +243,22 @@ class Attention(nn.Module):
         with jax.named_scope("out"):
             return project(out.reshape(-1, width), o, bias), context
 
-    def _qkv(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """x [T, D] -> q [T, N, H], k and v [T, K, H]."""
+    def _qkv(self, x: jax.Array) -> jax.Array:
+        """x [T, D] -> [T, K, G + 2, H]."""
         kv, g, h = self.num_kv_heads, self.num_heads // self.num_kv_heads, self.head_dim
         shape, axes = (kv, g + 2, h), ("kv_heads", None, "head_dim")
         weight = declare(self, "qkv", (*shape, self.hidden_size), (*axes, "embed"), self.dtype)
         bias = declare(self, "qkv_bias", shape, axes, self.dtype) if self.qkv_bias else None
         y = project(x, weight, bias)
-        q, k, v = y[:, :, :g], y[:, :, g], y[:, :, g + 1]
+        if self.qk_norm is None:
+            return y
+        q, k, v = y[:, :, :g], y[:, :, g : g + 1], y[:, :, g + 1 :]
         if self.qk_norm == "head":
             q, k = self._norm("q_norm", q, (h,), ("head_dim",)), self._norm("k_norm", k, (h,), ("head_dim",))
         elif self.qk_norm == "full":
             q = self._norm("q_norm", q, (kv, g, h), axes)
-            k = self._norm("k_norm", k, (kv, h), ("kv_heads", "head_dim"))
-        return q.reshape(-1, self.num_heads, h), k, v
+            k = self._norm("k_norm", k[:, :, 0], (kv, h), ("kv_heads", "head_dim"))[:, :, None]
+        return jnp.concatenate([q, k, v], axis=2)
 
     def _norm(self, name: str, x: jax.Array, shape: tuple[int, ...], axes: Axes) -> jax.Array:
         weight = declare_norm(self, name, shape, self.dtype, offset=self.norm_offset, axes=axes)

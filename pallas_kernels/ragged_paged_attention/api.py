@@ -31,6 +31,7 @@ def ragged_paged_attention(
     v_scale: float | jax.Array | None = None,
     decode_only: bool | None = None,
     implementation: str | None = None,
+    interpret: bool = False,
 ) -> jax.Array:
     """Causal attention of packed queries, each row over its own pages of the pool.
 
@@ -57,13 +58,14 @@ def ragged_paged_attention(
       decode_only: static promise that no row has more than one query; the program is then smaller. None means T == S,
         the shape of a decode step: pass False for a program of that shape whose rows may have more.
       implementation: "reference", "xla", "gpu", "gpu_hopper", "tpu", or None for the best one here.
+      interpret: runs a Pallas implementation on any platform, slowly: for tests.
 
     Returns:
       [T, N, H] in q's dtype; zero for tokens that no live row owns.
 
     Raises:
       ValueError: a shape, dtype or option is wrong; the message shows it.
-      NotImplementedError: the implementation does not exist yet.
+      NotImplementedError: the implementation does not exist, or lacks this case.
     """
     tokens, heads, head_dim = check_packed("q", q)
     *_, kv_heads, pool_head_dim = check_pool(kv_pages)
@@ -86,7 +88,7 @@ def ragged_paged_attention(
     if sinks is not None:
         check_shape("sinks", sinks, (heads,))
         check_float("sinks", sinks)
-    attend = pick_implementation("ragged_paged_attention", implementation, _AVAILABLE)
+    attend = pick_implementation("ragged_paged_attention", implementation, _AVAILABLE, interpret=interpret)
     return attend(
         q,
         kv_pages,

@@ -9,9 +9,7 @@ from pallas_kernels.write_kv.reference import rotate
 
 @jax.jit
 def write_kv(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
+    qkv: jax.Array,
     cos: jax.Array,
     sin: jax.Array,
     kv_pages: jax.Array,
@@ -22,6 +20,7 @@ def write_kv(
 ) -> tuple[jax.Array, jax.Array]:
     """See `pallas_kernels.write_kv.api`; the arguments are taken as checked."""
     layers, pages, page_size, heads, head_dim = kv_pages.shape
+    q, k, v = qkv[:, :, :-2].reshape(qkv.shape[0], -1, head_dim), qkv[:, :, -2], qkv[:, :, -1]
     keys = to_storage(rotate(k, cos, sin).astype(k.dtype), k_scale, kv_pages.dtype)
     values = to_storage(v, v_scale, kv_pages.dtype)
     kv = jnp.stack([keys, values], axis=2).reshape(-1, heads, head_dim)

@@ -26,6 +26,11 @@ def make_inputs(seed: int = 0) -> tuple[jax.Array, ...]:
     return q, k, v, jnp.asarray(np.cos(angle), jnp.float32), jnp.asarray(np.sin(angle), jnp.float32)
 
 
+def fused(q, k, v, cos, sin) -> tuple:
+    """What `attend` takes: q, k and v in one array."""
+    return jnp.concatenate([q.reshape(T, K, -1, H), k[:, :, None], v[:, :, None]], axis=2), cos, sin
+
+
 def looped(q, k, v, cos, sin, segments, *, sm_scale, sliding_window=None, soft_cap=None, sinks=None) -> np.ndarray:
     """The definition, one query at a time."""
     q, k = (np.asarray(apply_rope(x, cos, sin), np.float64) for x in (q, k))
@@ -50,7 +55,7 @@ def looped(q, k, v, cos, sin, segments, *, sm_scale, sliding_window=None, soft_c
 def test_dense_equals_the_definition(options: dict, segments: list[int]):
     inputs = make_inputs()
     context = DenseContext(jnp.array(segments) if any(segments) else None)
-    out, after = context.attend(*inputs, layer=0, sm_scale=0.4, **options)
+    out, after = context.attend(*fused(*inputs), layer=0, sm_scale=0.4, **options)
     np.testing.assert_allclose(out, looped(*inputs, segments, sm_scale=0.4, **options), atol=1e-5)
     assert after is context
 
@@ -68,8 +73,8 @@ def test_paged_equals_dense(options: dict):
         cu_q_lens=jnp.array([0, T], jnp.int32),
         num_seqs=jnp.array([1], jnp.int32),
     )
-    out, after = context.attend(*inputs, layer=1, sm_scale=0.4, **options)
-    expected, _ = DenseContext().attend(*inputs, layer=1, sm_scale=0.4, **options)
+    out, after = context.attend(*fused(*inputs), layer=1, sm_scale=0.4, **options)
+    expected, _ = DenseContext().attend(*fused(*inputs), layer=1, sm_scale=0.4, **options)
     np.testing.assert_allclose(out, expected, atol=1e-5)
     stored = np.asarray(after.kv_pages[1]).reshape(-1, K, 2, H)[slots]
     np.testing.assert_allclose(stored[:, :, 0], apply_rope(k, cos, sin), atol=1e-6)

@@ -34,8 +34,9 @@ def layers_program(kv_pages, q, kv_lens, page_indices, cu_q_lens, slot_mapping):
     angles = jnp.ones((q.shape[0], HEAD_DIM // 2), jnp.float32)
     for layer in range(LAYERS):
         index = jnp.array([layer], jnp.int32)
-        k = q[:, :KV_HEADS]
-        rotated, kv_pages = write_kv(q, k, k, angles, angles, kv_pages, slot_mapping, index)
+        qkv = q.reshape(len(q), KV_HEADS, -1, HEAD_DIM)
+        qkv = jnp.concatenate([qkv, qkv[:, :, :2]], axis=2)
+        rotated, kv_pages = write_kv(qkv, angles, angles, kv_pages, slot_mapping, index)
         q = q + ragged_paged_attention(
             rotated, kv_pages, kv_lens, page_indices, cu_q_lens, num_seqs, index, sm_scale=0.125
         )

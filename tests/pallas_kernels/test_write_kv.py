@@ -7,23 +7,27 @@ import pytest
 from pallas_kernels import write_kv
 
 IMPLEMENTATIONS = ("reference", "xla")
-TOKENS, HEADS, KV_HEADS, HEAD_DIM, PAGE_SIZE, PAGES, LAYERS, LAYER = 12, 6, 2, 16, 8, 9, 3, 1
+TOKENS, GROUP, KV_HEADS, HEAD_DIM, PAGE_SIZE, PAGES, LAYERS, LAYER = 12, 3, 2, 16, 8, 9, 3, 1
 LIVE = 10
 
 
 def make_inputs(seed: int, dtype="float32", pool_dtype="float32", rotary: int = HEAD_DIM) -> list:
     rng = np.random.default_rng(seed)
-    shapes = [(TOKENS, heads, HEAD_DIM) for heads in (HEADS, KV_HEADS, KV_HEADS)]
     angles = rng.uniform(-9, 9, (TOKENS, rotary // 2)).astype(np.float32)
     slots = np.concatenate([rng.permutation(np.arange(PAGE_SIZE, PAGES * PAGE_SIZE))[:LIVE], [3, 3]])
     return [
-        *(jnp.asarray(rng.standard_normal(shape, np.float32)).astype(dtype) for shape in shapes),
+        jnp.asarray(rng.standard_normal((TOKENS, KV_HEADS, GROUP + 2, HEAD_DIM), np.float32)).astype(dtype),
         jnp.cos(angles),
         jnp.sin(angles),
         jnp.asarray(rng.integers(0, 100, (LAYERS, PAGES, PAGE_SIZE, 2 * KV_HEADS, HEAD_DIM))).astype(pool_dtype),
         jnp.asarray(slots, jnp.int32),
         jnp.array([LAYER], jnp.int32),
     ]
+
+
+def split(qkv: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """q [T, N, H], k and v [T, K, H]."""
+    return qkv[:, :, :GROUP].reshape(TOKENS, KV_HEADS * GROUP, HEAD_DIM), qkv[:, :, GROUP], qkv[:, :, GROUP + 1]
 
 
 def rotate(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
@@ -37,7 +41,8 @@ def rotate(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("rotary", [0, 8, HEAD_DIM])
 def test_rotates_and_writes(rotary, implementation):
     inputs = make_inputs(seed=rotary, rotary=rotary)
-    q, k, v, cos, sin, pool, slots, _ = (np.asarray(x) for x in inputs)
+    qkv, cos, sin, pool, slots, _ = (np.asarray(x) for x in inputs)
+    q, k, v = split(qkv)
     rotated, written = write_kv(*inputs, implementation=implementation)
     np.testing.assert_allclose(rotated, rotate(q, cos, sin), atol=1e-5)
 
@@ -63,10 +68,11 @@ def test_rotates_and_writes(rotary, implementation):
 )
 def test_stores_in_the_dtype_of_the_pool(dtype, pool_dtype, error, implementation):
     inputs = make_inputs(3, dtype, "float32" if pool_dtype == "uint16" else pool_dtype)
-    inputs[5] = inputs[5].astype(pool_dtype)
+    inputs[3] = inputs[3].astype(pool_dtype)
     rotated, written = write_kv(*inputs, k_scale=0.5, v_scale=2.0, implementation=implementation)
     assert rotated.dtype == dtype and written.dtype == pool_dtype
-    _, k, v, cos, sin, _, slots, _ = (np.asarray(x, np.float32) for x in inputs)
+    qkv, cos, sin, _, slots, _ = (np.asarray(x, np.float32) for x in inputs)
+    _, k, v = split(qkv)
     stored = np.asarray(written)
     stored = (stored.view(jnp.bfloat16) if pool_dtype == "uint16" else stored).astype(np.float32)
     rows = stored[LAYER].reshape(-1, 2 * KV_HEADS, HEAD_DIM)[slots[:LIVE].astype(int)]
@@ -77,25 +83,26 @@ def test_stores_in_the_dtype_of_the_pool(dtype, pool_dtype, error, implementatio
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_int8_is_rounded_and_held_in_range(implementation):
     inputs = make_inputs(4, pool_dtype="int8", rotary=0)
-    inputs[2] = jnp.full_like(inputs[2], 1e6).at[0].set(-0.6)
+    inputs[0] = jnp.full_like(inputs[0], 1e6).at[0].set(-0.6)
     _, written = write_kv(*inputs, v_scale=1.0, implementation=implementation)
-    rows = np.asarray(written)[LAYER].reshape(-1, 2 * KV_HEADS, HEAD_DIM)[np.asarray(inputs[6])]
+    rows = np.asarray(written)[LAYER].reshape(-1, 2 * KV_HEADS, HEAD_DIM)[np.asarray(inputs[4])]
     assert (rows[0, 1::2] == -1).all() and (rows[1:LIVE, 1::2] == 127).all()
 
 
 @pytest.mark.parametrize(
     ("index", "value", "message"),
     [
-        (0, jnp.zeros((TOKENS, HEADS * HEAD_DIM)), r"\(12, 96\)"),
-        (1, jnp.zeros((TOKENS, 3, HEAD_DIM)), r"\(12, 3, 16\)"),
-        (2, jnp.zeros((TOKENS, KV_HEADS, HEAD_DIM), jnp.bfloat16), "bfloat16"),
-        (3, jnp.zeros((TOKENS, HEAD_DIM)), r"\(12, 16\)"),
-        (4, jnp.zeros((TOKENS, HEAD_DIM // 2), jnp.bfloat16), "bfloat16"),
-        (5, jnp.zeros((LAYERS, PAGES, 7, 2 * KV_HEADS, HEAD_DIM)), "7"),
-        (5, jnp.zeros((LAYERS, PAGES, PAGE_SIZE, 2 * KV_HEADS, 32)), "16 and 32"),
-        (6, jnp.zeros((TOKENS - 1,), jnp.int32), r"\(11,\)"),
-        (6, jnp.zeros((TOKENS,), jnp.uint8), "uint8"),
-        (7, jnp.zeros((), jnp.int32), r"\(\)"),
+        (0, jnp.zeros((TOKENS, 5 * HEAD_DIM)), r"\(12, 80\)"),
+        (0, jnp.zeros((TOKENS, KV_HEADS, 2, HEAD_DIM)), r"\(12, 2, 2, 16\)"),
+        (0, jnp.zeros((TOKENS, 3, GROUP + 2, HEAD_DIM)), r"\(3, 16\) and \(2, 16\)"),
+        (0, jnp.zeros((TOKENS, KV_HEADS, GROUP + 2, HEAD_DIM), jnp.int32), "int32"),
+        (1, jnp.zeros((TOKENS, HEAD_DIM)), r"\(12, 16\)"),
+        (2, jnp.zeros((TOKENS, HEAD_DIM // 2), jnp.bfloat16), "bfloat16"),
+        (3, jnp.zeros((LAYERS, PAGES, 7, 2 * KV_HEADS, HEAD_DIM)), "7"),
+        (3, jnp.zeros((LAYERS, PAGES, PAGE_SIZE, 2 * KV_HEADS, 32)), r"\(2, 16\) and \(2, 32\)"),
+        (4, jnp.zeros((TOKENS - 1,), jnp.int32), r"\(11,\)"),
+        (4, jnp.zeros((TOKENS,), jnp.uint8), "uint8"),
+        (5, jnp.zeros((), jnp.int32), r"\(\)"),
     ],
 )
 def test_bad_arguments_are_refused_by_value(index, value, message):
