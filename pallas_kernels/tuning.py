@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import jax
 
@@ -33,39 +33,50 @@ class Trial:
     """Values that lookups get while they are tried out, and what was asked.
 
     Attributes:
+      op: whose lookups.
       values: kernel -> the value its lookups get; None where a kernel gets what it would get without any entry.
       asked: kernel -> the key of its last lookup.
+      defaults: kernel -> what it does without an entry, where it says so.
     """
 
+    op: str
     values: Mapping[str, Mapping[str, int] | None]
     asked: dict[str, dict[str, int | str]] = field(default_factory=dict)
+    defaults: dict[str, dict[str, int]] = field(default_factory=dict)
 
 
 _device: ContextVar[str | None] = ContextVar("device", default=None)
-_trial: ContextVar[tuple[str, Trial] | None] = ContextVar("trial", default=None)
+_trial: ContextVar[Trial | None] = ContextVar("trial", default=None)
 
 
-def lookup(op: str, kernel: str, key: Key) -> dict[str, int] | None:
-    """The best known value for a call, or None where nothing that fits it was measured.
+@overload
+def lookup(op: str, kernel: str, key: Key) -> dict[str, int] | None: ...
+@overload
+def lookup(op: str, kernel: str, key: Key, default: Mapping[str, int]) -> dict[str, int]: ...
+def lookup(op: str, kernel: str, key: Key, default: Mapping[str, int] | None = None) -> dict[str, int] | None:
+    """The best known value for a call, or the default where nothing that fits it was measured.
 
     Args:
       op: name of the operation, which is the file's.
       kernel: one of the operation's kernels.
       key: what the call is like.
+      default: from a heuristic; the tuner starts there.
 
     Raises:
       ValueError: the file is damaged; the message names it.
     """
     trial = _trial.get()
-    if trial and trial[0] == op and kernel in trial[1].values:
-        trial[1].asked[kernel] = dict(key)
-        value = trial[1].values[kernel]
-        return None if value is None else dict(value)
-    entries = _read(_path(FOLDER, current_device(), op))
-    fitting = [entry for entry in entries if entry["kernel"] == kernel and _fits(entry["key"], key)]
-    if not fitting:
-        return None
-    return dict(min(fitting, key=lambda entry: _distance(entry["key"], key))["value"])
+    if trial and trial.op == op and kernel in trial.values:
+        trial.asked[kernel] = dict(key)
+        if default is not None:
+            trial.defaults[kernel] = dict(default)
+        value = trial.values[kernel]
+    else:
+        entries = _read(_path(FOLDER, current_device(), op))
+        fitting = [entry for entry in entries if entry["kernel"] == kernel and _fits(entry["key"], key)]
+        value = min(fitting, key=lambda entry: _distance(entry["key"], key))["value"] if fitting else None
+    value = default if value is None else value
+    return None if value is None else dict(value)
 
 
 def record(
@@ -110,8 +121,8 @@ def trying(op: str, **values: Mapping[str, int] | None) -> Iterator[Trial]:
 
     A function that was traced before keeps what it was traced with: forget it with `jax.clear_caches()`.
     """
-    trial = Trial(values)
-    token = _trial.set((op, trial))
+    trial = Trial(op, values)
+    token = _trial.set(trial)
     try:
         yield trial
     finally:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import pytest
 
-from pallas_kernels import tuning
+from pallas_kernels import timing, tune, tuning
 
 KEY = {"head_dim": 128, "group": 4, "pool_dtype": "bfloat16", "rows": 32}
 
@@ -120,11 +122,59 @@ def test_values_can_be_tried_and_the_keys_asked_for_are_seen(folder: Path) -> No
         assert tuning.lookup("op", "decode", KEY) == {"keys": 5}
         assert tuning.lookup("op", "other", {"rows": 1}) is None
         assert tuning.lookup("another", "decode", KEY) is None
-    assert trial.asked == {"decode": KEY, "other": {"rows": 1}}
+        assert tuning.lookup("op", "other", {"rows": 2}, default={"keys": 9}) == {"keys": 9}
+    assert trial.asked == {"decode": KEY, "other": {"rows": 2}}
+    assert trial.defaults == {"other": {"keys": 9}}
     assert look(32) == 32
+
+
+def test_the_default_is_for_want_of_an_entry(folder: Path) -> None:
+    write(folder, 32)
+    with tuning.device("NVIDIA H200"):
+        assert tuning.lookup("op", "decode", KEY, default={"keys": 9}) == {"keys": 32}
+        assert tuning.lookup("op", "prefill", KEY, default={"keys": 9}) == {"keys": 9}
 
 
 def test_the_entries_in_the_package_can_be_read() -> None:
     package = Path(tuning.__file__).parent / "tuned"
     for path in package.glob("*/*.json"):
         assert tuning._read(path), path
+
+
+START = {"rows": 16, "keys": 64, "splits": 1, "num_warps": 4, "num_stages": 2}
+
+
+def fake_attention(q: jax.Array, *arrays: Any, implementation: str, **options: Any) -> jax.Array:
+    """Looks its tiles up as the kernel does; slow with few keys, wrong with 8 warps, not there with 2."""
+    if implementation == "reference":
+        return q
+    tiles = tuning.lookup(tune.OP, "decode", {"rows": len(q)}, default=START)
+    if tiles["num_warps"] == 2:
+        raise NotImplementedError("two warps")
+    steps = 400_000 // tiles["keys"]
+    wrong = 1.0 if tiles["num_warps"] == 8 else 0.0
+    nothing = jax.lax.fori_loop(0, steps, lambda _, x: jnp.sin(x), jnp.float32(wrong) * q[0, 0, 0].astype(jnp.float32))
+    return q + (wrong + 0 * nothing).astype(q.dtype)
+
+
+def test_the_tuner_finds_the_best_that_works(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "ragged_paged_attention", fake_attention)
+    monkeypatch.setitem(tune.FIELDS, "decode", {"keys": (32, 256), "num_warps": (2, 8)})
+    said: list[str] = []
+    cases = {"decode": timing.TINY_SHAPES["decode 2 x 40"]}
+    ((job, results),) = tune.tune(cases, budget=60, folder=folder, say=said.append)
+    assert (job.kernel, job.key, job.start) == ("decode", {"rows": 2}, START)
+    assert results[0].tiles == {**START, "keys": 256}
+    assert {"keys": 256, "num_warps": 4}.items() <= (tuning.lookup(tune.OP, "decode", {"rows": 2}) or {}).items()
+    text = "\n".join(said)
+    assert "wrong by 1" in text and "NotImplementedError: two warps" in text and "(heuristic)" in text
+    assert all(result.tiles["num_warps"] == 4 for result in results)
+
+
+def test_neighbours_differ_in_one_or_two_fields() -> None:
+    found = tune.near("decode", START)
+    assert START not in found and all(set(tiles) == set(START) for tiles in found)
+    changes = [{name for name in START if tiles[name] != START[name]} for tiles in found]
+    assert {len(change) for change in changes} == {1, 2}
+    assert {**START, "splits": 2, "num_stages": 3} in found
+    assert not [tiles for tiles in found if tiles["splits"] < 1 or tiles["rows"] != 16]
