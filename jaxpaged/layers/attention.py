@@ -18,6 +18,7 @@ from jaxpaged.layers.axes import Axes, declare
 from jaxpaged.layers.linear import project
 from jaxpaged.layers.norm import declare_norm, rms_norm
 from jaxpaged.layers.rope import apply_rope
+from pallas_kernels.add_rms_norm import add_rms_norm
 from pallas_kernels.ragged_paged_attention import ragged_paged_attention
 from pallas_kernels.write_kv import write_kv
 
@@ -53,6 +54,15 @@ class AttentionContext(Protocol):
         """
         ...
 
+    def add_rms_norm(
+        self, x: jax.Array, delta: jax.Array, weight: jax.Array, eps: float, *, offset: float = 0.0
+    ) -> tuple[jax.Array, jax.Array]:
+        """x + delta, both [T, D], and that under an RMS norm, see `pallas_kernels.add_rms_norm`.
+
+        Here because the context knows whether the step is for serving or must be differentiable.
+        """
+        ...
+
 
 @struct.dataclass
 class PagedContext:
@@ -63,7 +73,7 @@ class PagedContext:
       slot_mapping: i32[T], page * page_size + offset that token t is written to; padding writes to page 0.
       kv_lens, page_indices, cu_q_lens, num_seqs: i32[S], i32[S, max_pages], i32[S+1], i32[1].
       decode_only: a promise that no row has more than one query; None: promised where T == S.
-      implementation: of both ops; None: the platform's best.
+      implementation: of the ops; None: the platform's best.
       interpret: Pallas implementations are interpreted, as tests on a CPU need.
     """
 
@@ -121,6 +131,20 @@ class PagedContext:
             )
         return out, dataclasses.replace(self, kv_pages=kv_pages)
 
+    def add_rms_norm(
+        self, x: jax.Array, delta: jax.Array, weight: jax.Array, eps: float, *, offset: float = 0.0
+    ) -> tuple[jax.Array, jax.Array]:
+        """See `AttentionContext.add_rms_norm`."""
+        return add_rms_norm(
+            x,
+            delta,
+            weight,
+            eps=eps,
+            offset=offset,
+            implementation=self.implementation,
+            interpret=self.interpret,
+        )
+
 
 @struct.dataclass
 class DenseContext:
@@ -153,6 +177,12 @@ class DenseContext:
             mask = _causal_mask(q.shape[0], sliding_window, self.segment_ids)
             out = _dense_attention(q, k, v, mask, sm_scale=sm_scale, soft_cap=soft_cap, sinks=sinks)
         return out, self
+
+    def add_rms_norm(
+        self, x: jax.Array, delta: jax.Array, weight: jax.Array, eps: float, *, offset: float = 0.0
+    ) -> tuple[jax.Array, jax.Array]:
+        """See `AttentionContext.add_rms_norm`; no Pallas kernel, which could not be differentiated."""
+        return add_rms_norm(x, delta, weight, eps=eps, offset=offset, implementation="xla")
 
 
 def _causal_mask(length: int, sliding_window: int | None, segment_ids: jax.Array | None) -> jax.Array:

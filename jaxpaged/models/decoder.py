@@ -57,10 +57,30 @@ class Block(nn.Module):
         with jax.named_scope(name):
             return rms_norm(x, weight, c.norm_eps, offset=c.norm_offset)
 
+    def add_norm(
+        self, name: str, x: jax.Array, delta: jax.Array | None, context: AttentionContext
+    ) -> tuple[jax.Array, jax.Array]:
+        """x + delta, both [T, D], and that under the RMS norm `name`; no delta is zero."""
+        if delta is None:
+            return x, self.norm(name, x)
+        c = self.config
+        weight = declare_norm(self, name, (c.hidden_size,), self.dtype, offset=c.norm_offset)
+        with jax.named_scope(name):
+            return context.add_rms_norm(x, delta, weight, c.norm_eps, offset=c.norm_offset)
+
     def __call__(
-        self, x: jax.Array, cos: jax.Array, sin: jax.Array, context: AttentionContext
-    ) -> tuple[jax.Array, AttentionContext]:
-        """x [T, D], cos and sin float32 [T, R/2] -> ([T, D], the context for the next layer)."""
+        self, x: jax.Array, delta: jax.Array | None, cos: jax.Array, sin: jax.Array, context: AttentionContext
+    ) -> tuple[jax.Array, jax.Array, AttentionContext]:
+        """The layer leaves its last addition to the next one, which does it together with its norm.
+
+        Args:
+          x, delta: [T, D] each; the residual stream is their sum (the first layer gets no delta).
+          cos, sin: float32 [T, R/2].
+          context: what the tokens attend to.
+
+        Returns:
+          x and delta for the next layer, and its context.
+        """
         raise NotImplementedError
 
 
@@ -100,11 +120,14 @@ class Decoder(nn.Module):
             x = embed_tokens(self.embed, token_ids, scale=c.embed_scale)
         with jax.named_scope("rope"):  # once per kind, not per layer
             angles = [rope_angles(rope, positions) for rope in c.ropes]
+        delta = None
         for i, layer in enumerate(self.layers):
             cos, sin = angles[c.rope_of_layer[i]]
-            x, context = layer(x, cos, sin, context)
+            x, delta, context = layer(x, delta, cos, sin, context)
         with jax.named_scope("final_norm"):
-            return rms_norm(x, self.final_norm, c.norm_eps, offset=c.norm_offset), context
+            if delta is None:
+                return rms_norm(x, self.final_norm, c.norm_eps, offset=c.norm_offset), context
+            return context.add_rms_norm(x, delta, self.final_norm, c.norm_eps, offset=c.norm_offset)[1], context
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """hidden [..., D] -> float32 [..., V], soft cap applied."""

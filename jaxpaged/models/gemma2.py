@@ -63,13 +63,13 @@ class SandwichBlock(Block):
 
     @nn.compact
     def __call__(
-        self, x: jax.Array, cos: jax.Array, sin: jax.Array, context: AttentionContext
-    ) -> tuple[jax.Array, AttentionContext]:
+        self, x: jax.Array, delta: jax.Array | None, cos: jax.Array, sin: jax.Array, context: AttentionContext
+    ) -> tuple[jax.Array, jax.Array, AttentionContext]:
         """See `Block.__call__`."""
-        y, context = self.attention()(self.norm("attn_norm", x), cos, sin, context)
-        x = x + self.norm("attn_post_norm", y)
-        y = self.mlp()(self.norm("mlp_norm", x))
-        return x + self.norm("mlp_post_norm", y), context
+        x, y = self.add_norm("attn_norm", x, delta, context)
+        y, context = self.attention()(y, cos, sin, context)
+        x, y = self.add_norm("mlp_norm", x, self.norm("attn_post_norm", y), context)
+        return x, self.norm("mlp_post_norm", self.mlp()(y)), context
 
 
 class Gemma2(Decoder):

@@ -26,12 +26,13 @@ class PreNormBlock(Block):
 
     @nn.compact
     def __call__(
-        self, x: jax.Array, cos: jax.Array, sin: jax.Array, context: AttentionContext
-    ) -> tuple[jax.Array, AttentionContext]:
+        self, x: jax.Array, delta: jax.Array | None, cos: jax.Array, sin: jax.Array, context: AttentionContext
+    ) -> tuple[jax.Array, jax.Array, AttentionContext]:
         """See `Block.__call__`."""
-        y, context = self.attention()(self.norm("attn_norm", x), cos, sin, context)
-        x = x + y
-        return x + self.mlp()(self.norm("mlp_norm", x)), context
+        x, y = self.add_norm("attn_norm", x, delta, context)
+        delta, context = self.attention()(y, cos, sin, context)
+        x, y = self.add_norm("mlp_norm", x, delta, context)
+        return x, self.mlp()(y), context
 
 
 class Llama(Decoder):

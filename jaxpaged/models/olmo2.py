@@ -28,12 +28,13 @@ class PostNormBlock(Block):
 
     @nn.compact
     def __call__(
-        self, x: jax.Array, cos: jax.Array, sin: jax.Array, context: AttentionContext
-    ) -> tuple[jax.Array, AttentionContext]:
+        self, x: jax.Array, delta: jax.Array | None, cos: jax.Array, sin: jax.Array, context: AttentionContext
+    ) -> tuple[jax.Array, jax.Array, AttentionContext]:
         """See `Block.__call__`."""
+        x = x if delta is None else x + delta
         y, context = self.attention()(x, cos, sin, context)
         x = x + self.norm("attn_norm", y)
-        return x + self.norm("mlp_norm", self.mlp()(x)), context
+        return x, self.norm("mlp_norm", self.mlp()(x)), context
 
 
 class Olmo2(Decoder):

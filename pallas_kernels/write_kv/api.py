@@ -3,9 +3,9 @@
 import jax
 
 from pallas_kernels.checks import check_float, check_index, check_pool, check_shape, pick_implementation
-from pallas_kernels.write_kv import reference, xla
+from pallas_kernels.write_kv import gpu, reference, xla
 
-_AVAILABLE = {"reference": reference.write_kv, "xla": xla.write_kv}
+_AVAILABLE = {"reference": reference.write_kv, "xla": xla.write_kv, "gpu": gpu.write_kv}
 
 
 def write_kv(
@@ -53,7 +53,7 @@ def write_kv(
     tokens, heads, _, width = qkv.shape
     if (heads, width) != (kv_heads, head_dim):
         raise ValueError(
-            f"qkv and kv_pages must have the same kv_heads and head_dim, got {(heads, width)} and {(kv_heads, head_dim)}"
+            f"qkv and kv_pages must have the same kv_heads and head_dim, got {heads, width} and {kv_heads, head_dim}"
         )
     check_float("qkv", qkv)
     if cos.ndim != 2 or 2 * cos.shape[1] > head_dim:

@@ -6,7 +6,7 @@ import pytest
 
 from pallas_kernels import write_kv
 
-IMPLEMENTATIONS = ("reference", "xla")
+IMPLEMENTATIONS = ("reference", "xla", "gpu")
 TOKENS, GROUP, KV_HEADS, HEAD_DIM, PAGE_SIZE, PAGES, LAYERS, LAYER = 12, 3, 2, 16, 8, 9, 3, 1
 LIVE = 10
 
@@ -43,7 +43,7 @@ def test_rotates_and_writes(rotary, implementation):
     inputs = make_inputs(seed=rotary, rotary=rotary)
     qkv, cos, sin, pool, slots, _ = (np.asarray(x) for x in inputs)
     q, k, v = split(qkv)
-    rotated, written = write_kv(*inputs, implementation=implementation)
+    rotated, written = write_kv(*inputs, implementation=implementation, interpret=True)
     np.testing.assert_allclose(rotated, rotate(q, cos, sin), atol=1e-5)
 
     want = pool.copy()
@@ -69,7 +69,7 @@ def test_rotates_and_writes(rotary, implementation):
 def test_stores_in_the_dtype_of_the_pool(dtype, pool_dtype, error, implementation):
     inputs = make_inputs(3, dtype, "float32" if pool_dtype == "uint16" else pool_dtype)
     inputs[3] = inputs[3].astype(pool_dtype)
-    rotated, written = write_kv(*inputs, k_scale=0.5, v_scale=2.0, implementation=implementation)
+    rotated, written = write_kv(*inputs, k_scale=0.5, v_scale=2.0, implementation=implementation, interpret=True)
     assert rotated.dtype == dtype and written.dtype == pool_dtype
     qkv, cos, sin, _, slots, _ = (np.asarray(x, np.float32) for x in inputs)
     _, k, v = split(qkv)
@@ -84,7 +84,7 @@ def test_stores_in_the_dtype_of_the_pool(dtype, pool_dtype, error, implementatio
 def test_int8_is_rounded_and_held_in_range(implementation):
     inputs = make_inputs(4, pool_dtype="int8", rotary=0)
     inputs[0] = jnp.full_like(inputs[0], 1e6).at[0].set(-0.6)
-    _, written = write_kv(*inputs, v_scale=1.0, implementation=implementation)
+    _, written = write_kv(*inputs, v_scale=1.0, implementation=implementation, interpret=True)
     rows = np.asarray(written)[LAYER].reshape(-1, 2 * KV_HEADS, HEAD_DIM)[np.asarray(inputs[4])]
     assert (rows[0, 1::2] == -1).all() and (rows[1:LIVE, 1::2] == 127).all()
 
