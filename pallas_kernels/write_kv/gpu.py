@@ -1,7 +1,7 @@
 """write_kv for NVIDIA GPUs, in Pallas by way of Triton: one launch that rotates, quantizes and writes.
 
 A program takes some tokens of one KV head. The rows of its tile are (token, part) pairs, where the parts are the head's
-queries, its key and its value, as they lie in memory: all are rotated alike, except that a value's angles count as zero.
+queries, its key and its value, as they lie in memory: all are turned alike, except that the angles of a value are zero.
 """
 
 import functools
