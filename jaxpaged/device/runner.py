@@ -18,7 +18,7 @@ from jaxpaged.device.buckets import Bucket, BucketTable
 from jaxpaged.device.compilation import compilations
 from jaxpaged.device.sampling import Sampled
 from jaxpaged.device.slots import admit, empty_slots, pack_admission
-from jaxpaged.device.step_program import StepOptions, make_step
+from jaxpaged.device.step_program import DONATED, StepOptions, compiler_options, make_step, step_arguments
 from jaxpaged.errors import RecompilationError
 from jaxpaged.models.decoder import Decoder
 
@@ -143,9 +143,9 @@ class Runner:
 
     def _compile(self, bucket: Bucket, kv_pages: jax.ShapeDtypeStruct) -> jax.stages.Compiled:
         step = make_step(self.module, self.options, bucket)
-        packed = jax.ShapeDtypeStruct((batch.packed_size(bucket, self.config.block_size),), jnp.int32)
-        jitted = jax.jit(step, donate_argnums=(1, 2))
-        return jitted.lower(_abstract(self.params), kv_pages, _abstract(self.slots), packed).compile()
+        arguments = step_arguments(self.params, kv_pages, self.slots, bucket, self.config.block_size)
+        lowered = jax.jit(step, donate_argnums=DONATED).lower(*arguments)
+        return lowered.compile(compiler_options(jax.default_backend()))
 
     def _compile_admit(self) -> jax.stages.Compiled:
         if self._admit is None:

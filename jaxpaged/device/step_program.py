@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -40,11 +40,30 @@ class StepOptions:
 
 StepFunction = Callable[[dict, jax.Array, Slots, jax.Array], tuple[jax.Array, Slots, Sampled]]
 
+DONATED = (1, 2)
+"""The arguments of a step that it updates in place: KV pages and slots."""
+
+
+def step_arguments(params: Any, kv_pages: Any, slots: Any, bucket: Bucket, page_size: int) -> tuple[Any, ...]:
+    """Shapes and dtypes of a step's arguments, from arrays or from shapes and dtypes."""
+    state = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (params, kv_pages, slots))
+    return *state, jax.ShapeDtypeStruct((batches.packed_size(bucket, page_size),), jnp.int32)
+
+
+def compiler_options(platform: str) -> dict[str, str | bool]:
+    """XLA's options for a step, by the platform's name.
+
+    On GPUs XLA splits the contraction of a product with few rows, which makes two launches of it: the product and the
+    sum of its parts. The libraries that it calls split on their own where that is faster, within one call.
+    """
+    return {"xla_gpu_experimental_force_split_k": "1"} if platform == "gpu" else {}
+
 
 def make_step(module: Decoder, options: StepOptions, bucket: Bucket) -> StepFunction:
     """`step(params, kv_pages, slots, packed) -> (kv_pages, slots, sampled)`, to be jitted.
 
-    `kv_pages` and `slots` are meant to be donated. `sampled` has a row per entry of the batch's `sample_rows`.
+    `kv_pages` and `slots` are meant to be donated: `DONATED`. `sampled` has a row per entry of the batch's
+    `sample_rows`.
     """
 
     def step(params: dict, kv_pages: jax.Array, slots: Slots, packed: jax.Array):

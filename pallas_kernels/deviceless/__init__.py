@@ -18,10 +18,12 @@ products, and whether launches are captured in a CUDA graph is decided there.
 from pallas_kernels.deviceless.compile import CompileError, MemoryOverflowError, RegisterSpillError, compile_for
 from pallas_kernels.deviceless.compilers import CompilerMissingError, missing, requirements
 from pallas_kernels.deviceless.devices import DEVICES
-from pallas_kernels.deviceless.program import Copy, Launch, Program
+from pallas_kernels.deviceless.hlo import Copy
+from pallas_kernels.deviceless.program import Buffer, Launch, Program
 
 __all__ = [
     "DEVICES",
+    "Buffer",
     "CompileError",
     "CompilerMissingError",
     "Copy",

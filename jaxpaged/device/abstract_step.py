@@ -1,0 +1,138 @@
+"""The whole step of a model by shapes alone, to be compiled for a device that need not be there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from jaxpaged import models
+from jaxpaged.config import engine_config, resolve
+from jaxpaged.device import kv_cache
+from jaxpaged.device.buckets import Bucket
+from jaxpaged.device.slots import empty_slots
+from jaxpaged.device.step_program import DONATED, StepFunction, StepOptions, compiler_options, make_step, step_arguments
+from jaxpaged.errors import ModelError, ModelNotFoundError
+from pallas_kernels import storage_dtype
+
+CONFIGS = Path(models.__file__).with_name("configs.json")  # of well-known models: what config.json says of their shapes
+POOL_BYTES = 16 << 30  # beyond what 32 bits can count, as in production
+
+
+class AbstractStep(NamedTuple):
+    """What `jax.jit(function, donate_argnums).lower(*args).compile(compiler_options)` needs.
+
+    Attributes:
+      args: params, KV pages, slots and the packed batch: ShapeDtypeStructs.
+      num_layers: of the model; launches of layer i stem from ".../layers_{i}/...".
+    """
+
+    function: StepFunction
+    args: tuple[Any, ...]
+    donate_argnums: tuple[int, ...]
+    compiler_options: dict[str, str | bool]
+    num_layers: int
+
+
+def abstract_step(
+    model: str | Mapping[str, Any],
+    *,
+    rows: int,
+    tokens: int | None = None,
+    platform: str = "gpu",
+    implementation: str | None = None,
+    num_layers: int | None = None,
+    pool_bytes: int = POOL_BYTES,
+    **options: Any,
+) -> AbstractStep:
+    """The step that an engine on such a device compiles for one bucket.
+
+    Args:
+      model: a config as Hugging Face's config.json has it, the path of one or of its folder, or a name in `CONFIGS`.
+      rows: request rows of the bucket.
+      tokens: tokens of a mixed step; None: a decode step, with one token a row.
+      platform: "gpu", "tpu" or "cpu".
+      implementation: of the kernels; None: the platform's own.
+      num_layers: fewer than the model has.
+      pool_bytes: of the KV pages, rounded down to whole pages.
+      options: of the engine, see `EngineConfig`.
+
+    Raises:
+      ConfigError, ModelError: an option or the model's config is wrong, see the message.
+      ValueError: a mixed step has no more tokens than rows.
+    """
+    if tokens is not None and tokens <= rows:
+        raise ValueError(f"a mixed step has more tokens than rows, got tokens={tokens} and rows={rows}")
+    hf = _with_layers(hf_config(model), num_layers)
+    family = models.get_family(hf.get("model_type", ""))
+    config = family.config_from_hf(hf)
+    asked = engine_config("", **{"dtype": "bfloat16", "max_num_seqs": max(rows, 256), **options})
+    engine = resolve(
+        asked,
+        platform=platform,
+        native_bfloat16=True,
+        checkpoint_dtype="bfloat16",
+        model_max_len=config.max_context_len,
+    )
+    assert engine.max_num_seqs and engine.max_model_len
+    config = config.for_context(engine.max_model_len)
+    module = family.module(config=config, dtype=jax.numpy.dtype(engine.dtype))
+    step_options = StepOptions(
+        page_size=engine.block_size,
+        vocab_size=config.vocab_size,
+        max_logprobs=engine.max_logprobs,
+        implementation=implementation or {"cpu": "xla"}.get(platform, platform),
+    )
+    bucket = Bucket(tokens or rows, rows)
+    pages = pool_bytes // kv_cache.page_bytes(config, engine.block_size, engine.kv_cache_dtype)
+    pool = jax.eval_shape(partial(kv_cache.empty_pages, config, pages, engine.block_size, engine.kv_cache_dtype))
+    pool = jax.ShapeDtypeStruct(pool.shape, storage_dtype(engine.kv_cache_dtype, platform))
+    max_pages = -(-engine.max_model_len // engine.block_size)
+    slots = jax.eval_shape(partial(empty_slots, engine.max_num_seqs, engine.max_model_len, max_pages))
+    return AbstractStep(
+        function=make_step(module, step_options, bucket),
+        args=step_arguments(models.abstract_params(module), pool, slots, bucket, engine.block_size),
+        donate_argnums=DONATED,
+        compiler_options=compiler_options(platform),
+        num_layers=config.num_layers,
+    )
+
+
+def hf_config(model: str | Mapping[str, Any]) -> Mapping[str, Any]:
+    """The content of a config.json, see `abstract_step`.
+
+    Raises ModelNotFoundError where there is none, ModelError where it is no JSON object.
+    """
+    if isinstance(model, Mapping):
+        return model
+    path = Path(model)
+    path = path / "config.json" if path.is_dir() else path
+    known = json.loads(CONFIGS.read_text())
+    if not path.is_file():
+        if model not in known:
+            raise ModelNotFoundError(f"{model!r} is no config.json, no folder with one, and none of {', '.join(known)}")
+        return known[model]
+    try:
+        content = json.loads(path.read_text())
+    except ValueError as error:
+        raise ModelError(f"{path} is no JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ModelError(f"{path} holds no JSON object")
+    return content
+
+
+def _with_layers(hf: Mapping[str, Any], num_layers: int | None) -> Mapping[str, Any]:
+    """The config of the model's first layers; what it says layer by layer is cut as well."""
+    if num_layers is None:
+        return hf
+    if isinstance(hf.get("text_config"), Mapping):
+        return {**hf, "text_config": _with_layers(hf["text_config"], num_layers)}
+    whole = hf.get("num_hidden_layers", 0)
+    if not 1 <= num_layers <= whole:
+        raise ModelError(f"num_layers={num_layers} must be between 1 and the model's {whole}")
+    cut = {key: value[:num_layers] for key, value in hf.items() if isinstance(value, list) and len(value) == whole}
+    return {**hf, **cut, "num_hidden_layers": num_layers}

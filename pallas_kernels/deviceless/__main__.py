@@ -1,0 +1,94 @@
+"""Compiles a model's whole step for a device that need not be there, and reports what it does there.
+
+python -m pallas_kernels.deviceless --device h200 --model llama-3.1-8b --batch 64
+python -m pallas_kernels.deviceless --device v6e --model path/to/config.json --batch 32 --mixed 512 --json out.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from pallas_kernels.deviceless import DEVICES, CompileError, CompilerMissingError, compile_for
+from pallas_kernels.deviceless.devices import Gpu
+from pallas_kernels.deviceless.report import render, report
+
+STEPS = "jaxpaged.device.abstract_step"  # by name: this package does not know that one
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = _arguments(argv)
+    jax.config.update("jax_platforms", "cpu")
+    try:
+        steps = importlib.import_module(STEPS)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != STEPS.partition(".")[0]:
+            raise
+        print(f"a model's step is built by jaxpaged, which is not installed ({error})", file=sys.stderr)
+        return 1
+    try:
+        step = steps.abstract_step(
+            args.model,
+            rows=args.batch,
+            tokens=args.mixed,
+            platform="gpu" if isinstance(DEVICES[args.device], Gpu) else "tpu",
+            implementation=args.implementation,
+            num_layers=args.layers,
+            **_given(args, "block_size", "max_model_len", "kv_cache_dtype"),
+        )
+        options = {**step.compiler_options, **dict(args.xla)}
+        program = compile_for(
+            args.device, step.function, *step.args, donate_argnums=step.donate_argnums, compiler_options=options
+        )
+    except (ValueError, NotImplementedError, CompileError, CompilerMissingError) as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    data = report(program, step.num_layers)
+    print(render(data))
+    if args.json:
+        about = {"model": args.model, "batch": args.batch, "mixed": args.mixed, "jax": jax.__version__}
+        args.json.write_text(json.dumps(about | data, indent=1) + "\n")
+    return 0
+
+
+def _arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m pallas_kernels.deviceless",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--device", required=True, choices=DEVICES)
+    parser.add_argument("--model", required=True, help="a config.json, its folder, or the name of a well-known model")
+    parser.add_argument("--batch", type=int, required=True, metavar="ROWS", help="requests in the step")
+    parser.add_argument("--mixed", type=int, metavar="TOKENS", help="tokens of a mixed step (default: a decode step)")
+    parser.add_argument("--layers", type=int, help="compile this many layers only")
+    parser.add_argument("--implementation", help="of the kernels (default: the device's)")
+    parser.add_argument("--block-size", type=int, help="tokens of a page")
+    parser.add_argument("--max-model-len", type=int)
+    parser.add_argument("--kv-cache-dtype")
+    parser.add_argument(
+        "--xla", type=_option, action="append", default=[], metavar="OPTION=VALUE", help="compiler option"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything there")
+    return parser.parse_args(argv)
+
+
+def _option(text: str) -> tuple[str, str | bool]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not OPTION=VALUE")
+    return name, {"true": True, "false": False}.get(value, value)
+
+
+def _given(args: argparse.Namespace, *names: str) -> dict[str, Any]:
+    return {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
