@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,11 @@ def compile_for(
     mesh = mesh_for(device)
     everywhere = NamedSharding(mesh, PartitionSpec())
     abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), args)
-    with tempfile.TemporaryDirectory(prefix="deviceless-") as dump, jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+    with (
+        tempfile.TemporaryDirectory(prefix="deviceless-") as dump,
+        jax.sharding.use_abstract_mesh(mesh.abstract_mesh),
+        _nothing_persists(),
+    ):
         options: dict[str, str | bool] = dict(compiler_options or {})
         if gpu:
             options["xla_dump_to"] = dump
@@ -67,6 +72,18 @@ def compile_for(
         except jax.errors.JaxRuntimeError as error:
             raise _clear(error, device) from error
         return read_program(device, compiled, Path(dump), time.perf_counter() - begin)
+
+
+@contextlib.contextmanager
+def _nothing_persists() -> Iterator[None]:
+    """Keeps programs out of the compilation cache: they could not be loaded from there without the device."""
+    name = "jax_persistent_cache_min_compile_time_secs"
+    before = jax.config.values[name]
+    jax.config.update(name, float("inf"))
+    try:
+        yield
+    finally:
+        jax.config.update(name, before)
 
 
 def _clear(error: Exception, device: str) -> CompileError:
