@@ -10,6 +10,7 @@ launch with tiles of its own, and a decode step only has the first. Where rows a
 programs share the keys of a row ("split-KV") and another launch merges what they found.
 """
 
+import dataclasses
 import functools
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -91,11 +92,15 @@ class _Attention:
         """i32[D]."""
         return jnp.arange(power_of_two(self.shape.head_dim))
 
+    def real(self, dims: jax.Array) -> jax.Array:
+        """Which dims are not padding."""
+        return dims < self.shape.head_dim
+
     def mask(self, live: jax.Array) -> jax.Array:
         """bool[X] -> bool[X, D]: the real dims of what is live."""
         width = len(self.dims())
         mask = jnp.broadcast_to(live[:, None], (len(live), width))
-        return mask if width == self.shape.head_dim else mask & (self.dims() < self.shape.head_dim)[None, :]
+        return mask if width == self.shape.head_dim else mask & self.real(self.dims())[None, :]
 
     def load_queries(self, refs: _Refs, queries: _Queries) -> jax.Array:
         """[M, D] in the dtype of the products; zero where not live."""
@@ -215,9 +220,12 @@ def _split_tiles(attention: _Attention, refs: _Refs, row: jax.Array) -> tuple[ja
 
 
 def _decode_kernel(*all_refs: Any, attention: _Attention, zero_rest: bool) -> None:
-    """Program (row, KV head, split): one query, some of its keys."""
+    """Program (KV head, row, split): one query, some of its keys.
+
+    Programs that run at the same time are those of one row: they read neighbouring memory.
+    """
     refs, outs = _Refs(*all_refs[: len(_Refs._fields)]), all_refs[len(_Refs._fields) :]
-    row, kv_head, split = pl.program_id(0), pl.program_id(1), pl.program_id(2)
+    kv_head, row, split = pl.program_id(0), pl.program_id(1), pl.program_id(2)
     last_row = attention.shape.rows - 1
 
     @pl.when(_decodes(refs, jnp.minimum(row, last_row)) & (row <= last_row))
@@ -256,38 +264,37 @@ def _nothing(attention: _Attention) -> State:
 
 
 def _merge_kernel(*all_refs: Any, attention: _Attention, zero_rest: bool) -> None:
-    """Program (row, KV head): the output of a query from what its splits found."""
+    """Program (query head, row): the output of a query from what its splits found, all read at once."""
     refs = _Refs(*all_refs[: len(_Refs._fields)])
-    part_sums, part_high, part_weight, *_, out = all_refs[len(_Refs._fields) :]
-    row, kv_head = pl.program_id(0), pl.program_id(1)
-    last_row = attention.shape.rows - 1
+    part_sums, part_high, part_weight, out = all_refs[len(_Refs._fields) :]
+    head, row = pl.program_id(0), pl.program_id(1)
+    group, last_row = attention.shape.group, attention.shape.rows - 1
 
     @pl.when(_decodes(refs, jnp.minimum(row, last_row)) & (row <= last_row))
     def _() -> None:
-        queries = _decode_queries(attention, refs, row, kv_head)
         first, end, per_split = _split_tiles(attention, refs, row)
-        head = jnp.arange(attention.tiles.rows)
+        split = jnp.arange(attention.tiles.splits)
+        live = split * per_split < end - first
+        index = (row, head // group, split, head % group)
+        high = pltriton.load(part_high.at[index], mask=live, other=_LOWEST)
+        weight = pltriton.load(part_weight.at[index], mask=live, other=0.0)
+        dims = attention.dims()
+        at = part_sums.at[row, head // group, split[:, None], head % group, dims[None, :]]
+        sums = pltriton.load(at, mask=attention.mask(live), other=0.0)
 
-        def body(split: jax.Array, state: State) -> State:
-            sums, high, weight = state
-            index = (row, kv_head, split, head[:, None], attention.dims()[None, :])
-            split_sums = pltriton.load(part_sums.at[index], mask=attention.mask(queries.live), other=0.0)
-            split_high = pltriton.load(part_high.at[row, kv_head, split, head], mask=queries.live, other=_LOWEST)
-            split_weight = pltriton.load(part_weight.at[row, kv_head, split, head], mask=queries.live, other=0.0)
-            new_high = jnp.maximum(high, split_high)
-            keep, take = jnp.exp2(high - new_high), jnp.exp2(split_high - new_high)
-            return (
-                sums * keep[:, None] + split_sums * take[:, None],
-                new_high,
-                weight * keep + split_weight * take,
-            )
-
-        used = pl.cdiv(end - first, jnp.maximum(per_split, 1))
-        sums, _, weight = lax.fori_loop(0, used, body, attention.start(refs, queries))
-        attention.store(out, queries, attention.finish(refs, sums, weight))
+        top = jnp.max(high)
+        sink = refs.sinks[head] * _LOG2E if attention.has_sinks else _LOWEST
+        top = jnp.maximum(top, sink)
+        share = jnp.exp2(high - top)
+        total = jnp.sum(weight * share) + (jnp.exp2(sink - top) if attention.has_sinks else 0.0)
+        merged = jnp.sum(sums * share[:, None], axis=0) * (refs.scales[1] / jnp.maximum(total, 1e-30))
+        pltriton.store(out.at[refs.cu_q_lens[row], head, dims], merged.astype(out.dtype), mask=attention.real(dims))
 
     if zero_rest:
-        _zero_token(attention, refs, out, row, kv_head)
+        dims = attention.dims()
+        nobodys = (row >= refs.cu_q_lens[refs.num_seqs[0]]) & (row < attention.shape.tokens)
+        zeros = jnp.zeros(len(dims), out.dtype)
+        pltriton.store(out.at[row, head, dims], zeros, mask=attention.real(dims) & nobodys)
 
 
 def _zero_token(attention: _Attention, refs: _Refs, out: Any, token: jax.Array, kv_head: jax.Array) -> None:
@@ -309,7 +316,7 @@ def _prefill_kernel(*all_refs: Any, attention: _Attention) -> None:
     """
     refs = _Refs(*all_refs[: len(_Refs._fields)])
     out = all_refs[-1]
-    tile, kv_head = pl.program_id(0), pl.program_id(1)
+    tile, kv_head = pl.num_programs(0) - 1 - pl.program_id(0), pl.program_id(1)  # the longest of a row first
     shape, count = attention.shape, refs.num_seqs[0]
     per_tile = attention.tiles.rows // shape.group
 
@@ -422,7 +429,7 @@ def _compute_dtype(query: Any, pool: Any) -> jnp.dtype:
 def _decode(attention: _Attention, refs: _Refs, *, zero_rest: bool, interpret: bool) -> jax.Array:
     """[T, N, H]: the rows with one query; with `zero_rest` zero for the tokens of no row, else anything there."""
     shape, tiles = attention.shape, attention.tiles
-    grid = (max(shape.rows, shape.tokens) if zero_rest else shape.rows, shape.kv_heads)
+    rows = max(shape.rows, shape.tokens) if zero_rest else shape.rows
     out = jax.ShapeDtypeStruct(refs.q.shape, refs.q.dtype)
     split = tiles.splits > 1
     if split:
@@ -432,7 +439,7 @@ def _decode(attention: _Attention, refs: _Refs, *, zero_rest: bool, interpret: b
     found = _launch(
         functools.partial(_decode_kernel, attention=attention, zero_rest=zero_rest and not split),
         "attend_decode",
-        (shape.rows if split else grid[0], shape.kv_heads, tiles.splits),
+        (shape.kv_heads, shape.rows if split else rows, tiles.splits),
         refs,
         first if split else out,
         tiles,
@@ -441,8 +448,8 @@ def _decode(attention: _Attention, refs: _Refs, *, zero_rest: bool, interpret: b
     if not split:
         return found
     merge = functools.partial(_merge_kernel, attention=attention, zero_rest=zero_rest)
-    warps = Tiles(rows=tiles.rows, keys=0, splits=1, num_warps=4, num_stages=2)
-    return _launch(merge, "merge_splits", grid, (*refs, *found), out, warps, interpret)
+    one = dataclasses.replace(tiles, num_warps=4, num_stages=1)
+    return _launch(merge, "merge_splits", (shape.kv_heads * shape.group, rows), (*refs, *found), out, one, interpret)
 
 
 def _prefill(attention: _Attention, refs: _Refs, out: jax.Array, *, interpret: bool) -> jax.Array:

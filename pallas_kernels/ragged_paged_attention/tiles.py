@@ -1,7 +1,9 @@
-"""How the work is cut into programs and loop iterations: a heuristic, where nothing measured is on file."""
+"""How the work is cut into programs and loop iterations: as measured, or by rules of thumb where nothing is on file."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 
+from pallas_kernels import tuning
 from pallas_kernels.padding import power_of_two
 
 
@@ -13,7 +15,8 @@ class Tiles:
       rows: (query, head) pairs of one KV head per program: the M of its products; a power of two, at least 16.
       keys: per loop iteration; a power of two, at least 16.
       splits: programs that share one row's keys, a power of two; their results are merged by a second launch.
-      num_warps, num_stages: of the program; loads of `num_stages - 1` iterations are in flight.
+      num_warps, num_stages: of the program. Page numbers are read a stage before the pages: of 3 stages one is a tile
+        of keys in flight, of 5 stages two are.
     """
 
     rows: int
@@ -46,29 +49,51 @@ class Shape:
     max_pages: int
 
 
-_PROGRAMS = 256  # that keep a large GPU (132 to 148 cores) busy
+_FIELDS = ("kv_heads", "group", "head_dim", "pool_dtype", "compute_bytes", "page_size")
+_BUSY = 256  # programs that keep a large GPU (132 to 148 cores) busy
 _KEYS_PER_SPLIT = 256  # at least: a split's result costs about as much to write and read as this many keys
 _MAX_SPLITS = 64
 
 
 def decode_tiles(shape: Shape) -> Tiles:
-    """For rows with one query each: short of nothing but bandwidth, so many loads in flight."""
-    width = power_of_two(shape.head_dim)
-    keys = 64 if width * shape.compute_bytes <= 256 else 32 if width * shape.compute_bytes <= 512 else 16
-    splits = power_of_two(-(-_PROGRAMS // (shape.rows * shape.kv_heads)))
-    most = max(1, shape.page_size * shape.max_pages // _KEYS_PER_SPLIT)
-    while splits > min(most, _MAX_SPLITS):
-        splits //= 2
-    stages = 3 if shape.compute_bytes == 2 else 2
-    return Tiles(rows=max(16, power_of_two(shape.group)), keys=keys, splits=splits, num_warps=4, num_stages=stages)
+    """For rows with one query each."""
+    context = shape.page_size * shape.max_pages
+    return _look_up("decode", shape, {"rows": shape.rows, "context": context}, _decode_default)
 
 
 def prefill_tiles(shape: Shape) -> Tiles:
-    """For rows with many queries: as large as registers and shared memory of sm_80 allow."""
+    """For rows with more queries."""
+    return _look_up("prefill", shape, {"tokens": shape.tokens}, _prefill_default)
+
+
+def _look_up(kernel: str, shape: Shape, sizes: dict[str, int], default: Callable[[Shape], Tiles]) -> Tiles:
+    rule = asdict(default(shape))
+    key = {name: getattr(shape, name) for name in _FIELDS} | sizes
+    return Tiles(**{**rule, **tuning.lookup("ragged_paged_attention", kernel, key, rule)})
+
+
+def _decode_default(shape: Shape) -> Tiles:
+    """Short of nothing but bandwidth, so: many loads in flight."""
+    width = power_of_two(shape.head_dim)
+    programs = shape.rows * shape.kv_heads
+    splits = power_of_two(-(-_BUSY // programs))
+    most = max(1, shape.page_size * shape.max_pages // _KEYS_PER_SPLIT)
+    while splits > min(most, _MAX_SPLITS):
+        splits //= 2
+    rows = max(16, power_of_two(shape.group))
+    if shape.compute_bytes == 4:
+        return Tiles(rows, keys=32 if width <= 64 else 16, splits=splits, num_warps=4, num_stages=1)
+    # Fewer stages leave room for more programs, which hide each other's waits as well.
+    deep = programs * splits <= 2 * _BUSY and width <= 128 and shape.pool_dtype in ("bfloat16", "float16", "uint16")
+    return Tiles(rows, keys=64 if width <= 128 else 32, splits=splits, num_warps=4, num_stages=5 if deep else 3)
+
+
+def _prefill_default(shape: Shape) -> Tiles:
+    """As large as the registers and the shared memory of sm_80 allow."""
     width = power_of_two(shape.head_dim)
     group = power_of_two(shape.group)
     if shape.compute_bytes == 4:
-        return Tiles(rows=max(16, group), keys=32 if width <= 128 else 16, splits=1, num_warps=4, num_stages=1)
+        return Tiles(max(16, group), keys=16, splits=1, num_warps=4, num_stages=1)
     if width <= 128:
-        return Tiles(rows=max(128, group), keys=64, splits=1, num_warps=8, num_stages=3)
-    return Tiles(rows=max(64, group), keys=32, splits=1, num_warps=8, num_stages=2)
+        return Tiles(max(128, group), keys=64, splits=1, num_warps=8, num_stages=3)
+    return Tiles(max(64, group), keys=32, splits=1, num_warps=8, num_stages=2)
