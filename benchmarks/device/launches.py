@@ -1,0 +1,43 @@
+"""What a compiled program launches, and how much of it as CUDA graphs, read from XLA's dump of its thunks."""
+
+from __future__ import annotations
+
+import collections
+import re
+from pathlib import Path
+from typing import Any
+
+# The sequence that is run; where no pass changed it there is only the first file.
+_FILES = ("*thunk_sequence_after_thunk_passes.txt", "*thunk_sequence.txt")
+_THUNK = re.compile(r"^(\s*)\d+: (k\w+)", re.MULTILINE)
+_GRAPH = "kCommandBuffer"
+
+
+def dump_options(folder: Path) -> dict[str, Any]:
+    """Compiler options that write the dump."""
+    return {"xla_dump_to": str(folder), "xla_dump_hlo_module_re": "jit_step"}
+
+
+def count(folder: Path) -> dict[str, Any]:
+    """Launches of the program that was dumped there.
+
+    Returns:
+      `graphs`; `launches` in all, and `in_graphs` of them; `kinds`, how many there are of each. Empty if there is no
+      dump: only GPU programs have one.
+    """
+    files = next((found for pattern in _FILES if (found := sorted(folder.glob(pattern)))), None)
+    if not files:
+        return {}
+    kinds: collections.Counter[str] = collections.Counter()
+    graphs = in_graphs = 0
+    depth = None  # indentation of the graph that we are in
+    for indent, kind in _THUNK.findall(files[-1].read_text(encoding="utf-8")):
+        if depth is not None and len(indent) <= depth:
+            depth = None
+        if kind == _GRAPH:
+            graphs += 1
+            depth = len(indent) if depth is None else depth
+        elif kind != "kSequential":
+            kinds[kind] += 1
+            in_graphs += depth is not None
+    return {"graphs": graphs, "launches": kinds.total(), "in_graphs": in_graphs, "kinds": dict(kinds.most_common())}

@@ -1,0 +1,320 @@
+"""A whole model through the engine's own step program, beside what memory and arithmetic allow.
+
+Random weights of Llama-3.1-8B in bfloat16. Rows of a decode have their context as if it were computed before: pages of
+arbitrary numbers, all distinct.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from benchmarks.device import launches, stand_ins
+from benchmarks.device.pools import arbitrary_pool
+from benchmarks.device.worker import Context, Report
+
+STAND_INS = stand_ins.install()
+
+from benchmarks import host_overhead, record  # noqa: E402
+from jaxpaged import models  # noqa: E402
+from jaxpaged.config import EngineConfig, resolve  # noqa: E402
+from jaxpaged.core.block_manager import BlockManager  # noqa: E402
+from jaxpaged.core.request import Request  # noqa: E402
+from jaxpaged.core.sampling_params import SamplingParams  # noqa: E402
+from jaxpaged.core.scheduler import Scheduler  # noqa: E402
+from jaxpaged.core.step import Admission, Step  # noqa: E402
+from jaxpaged.device import kv_cache  # noqa: E402
+from jaxpaged.device.buckets import Bucket, BucketTable  # noqa: E402
+from jaxpaged.device.platform import platform  # noqa: E402
+from jaxpaged.device.runner import Runner  # noqa: E402
+from jaxpaged.device.step_program import DONATED, compiler_options, make_step, step_arguments  # noqa: E402
+from jaxpaged.engine.engine import Engine  # noqa: E402
+
+GREEDY = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=None)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What is run.
+
+    Attributes:
+      config: a name in `benchmarks/configs`; changes: to it.
+      decodes: numbers of rows; prefills: numbers of tokens.
+      context: tokens before the first decode step; steps: timed, after `warm` others.
+      requests, output: of the run of the whole engine, each with `context` tokens in.
+    """
+
+    config: str
+    changes: Mapping[str, Any]
+    decodes: tuple[int, ...]
+    prefills: tuple[int, ...]
+    context: int
+    steps: int
+    requests: int
+    output: int
+    warm: int = 4
+
+
+FULL = Sizes("llama-3.1-8b", {}, (1, 32, 256), (4096, 8192), 1024, 40, 32, 64)
+TINY = Sizes("tiny-llama", {"vocab_size": 256}, (2,), (16,), 12, 3, 2, 4, warm=1)
+
+# Name -> compiler options that differ from the engine's; None: without that option.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "without graphs": {"xla_gpu_enable_command_buffer": ""},
+    "with split-K": {"xla_gpu_experimental_force_split_k": None},
+}
+
+
+def run(report: Report, context: Context) -> None:
+    held: list[Model] = []
+
+    def build() -> Mapping[str, Any]:
+        held.append(Model(TINY if context.tiny else FULL, context))
+        return held[0].facts()
+
+    report.run("model", build, needs=20)
+    if not held:  # nothing to go on with; when restarted, the row is on file and the model is not
+        held.append(Model(TINY if context.tiny else FULL, context))
+    model, sizes = held[0], held[0].sizes
+    some, few, many = sizes.decodes[len(sizes.decodes) // 2], sizes.decodes[0], sizes.decodes[-1]
+    items = {
+        f"decode {some}": partial(model.decode, some),
+        f"decode {few}": partial(model.decode, few),
+        f"prefill {sizes.prefills[-1]}": partial(model.prefill, sizes.prefills[-1]),
+        f"host {many}": partial(host, many, context),
+        f"decode {many}": partial(model.decode, many),
+        f"prefill {sizes.prefills[0]}": partial(model.prefill, sizes.prefills[0]),
+        f"engine {sizes.requests} x {sizes.context}": model.engine,
+    }
+    if platform() == "gpu":
+        items |= {f"decode {some} {variant}": partial(model.decode, some, variant) for variant in VARIANTS}
+    for name, measure in items.items():
+        report.run(name, measure, needs=0.0 if name.startswith("host") else 1.1 * model.compile_seconds)
+
+
+class Model:
+    """A model, its runner, and what is timed of them.
+
+    Attributes:
+      compile_seconds: that the last program took.
+    """
+
+    def __init__(self, sizes: Sizes, context: Context):
+        self.sizes, self._context = sizes, context
+        self.compile_seconds = 0.0
+        raw = json.loads((record.ROOT / "benchmarks" / "configs" / f"{sizes.config}.json").read_text())
+        raw |= sizes.changes
+        family = models.get_family(raw["model_type"])
+        self.config = family.config_from_hf(raw)
+        max_len = max(*sizes.prefills, sizes.context + sizes.warm + sizes.steps, sizes.context + sizes.output) + 16
+        rows = max(sizes.decodes)
+        self._pages_each = -(-(sizes.context + sizes.warm + sizes.steps + 1) // EngineConfig.block_size)
+        blocks = max(rows * self._pages_each, -(-max_len // EngineConfig.block_size))
+        options = EngineConfig(
+            dtype="bfloat16",
+            max_model_len=max_len,
+            max_num_seqs=rows,
+            max_num_batched_tokens=max(*sizes.prefills, rows),
+            num_kv_blocks=max(blocks, sizes.requests * (-(-(sizes.context + sizes.output) // 16) + 1)),
+            attention_implementation="xla" if context.implementation == "xla" else None,
+        )
+        self.options = resolve(
+            options,
+            platform=platform(),
+            native_bfloat16=True,
+            checkpoint_dtype="bfloat16",
+            model_max_len=self.config.max_context_len,
+        )
+        module = family.module(config=self.config.for_context(max_len), dtype=jnp.bfloat16)
+        self.params = models.random_params(module)
+        buckets = BucketTable(list(sizes.decodes), list(sizes.prefills), rows)
+        self.runner = Runner(module, self.params, self.options, vocab_size=self.config.vocab_size, buckets=buckets)
+        shape, dtype = self.runner.kv_pages.shape, self.runner.kv_pages.dtype
+        self.runner.kv_pages.delete()  # there may not be room for two
+        self.runner.kv_pages = arbitrary_pool(shape, dtype)
+        jax.block_until_ready((self.runner.kv_pages, self.params))
+
+    def facts(self) -> Mapping[str, Any]:
+        """Sizes in bytes."""
+        params = sum(leaf.nbytes for leaf in jax.tree.leaves(self.params))
+        return {
+            "config": self.sizes.config,
+            "param_bytes": params,
+            "pool_bytes": self.runner.kv_pages.nbytes,
+            "stand_ins": STAND_INS,
+        }
+
+    def decode(self, rows: int, variant: str = "") -> Mapping[str, Any]:
+        """Steps of `rows` requests, each launched before the one before it is collected."""
+        sizes = self.sizes
+        found = self._compile(Bucket(rows, rows), variant)
+        steps = [self._decode_step(rows, i) for i in range(sizes.warm + sizes.steps)]
+        times = self._times(steps)
+        read = self._weight_bytes() + rows * (sizes.context + sizes.steps // 2) * self._kv_bytes_per_token()
+        rate = self._context.fact("copy", "bytes_per_s")
+        floor = read / rate if rate else None
+        return {
+            **times,
+            "tokens_per_s": 1e3 * rows / times["ms"],
+            "bytes": read,
+            "floor_ms": floor and 1e3 * floor,
+            "share": floor and 1e3 * floor / times["ms"],
+            **found,
+        }
+
+    def prefill(self, tokens: int) -> Mapping[str, Any]:
+        """One prompt of `tokens` tokens in one step."""
+        found = self._compile(self.runner.buckets.pick(1, tokens))
+        pages = list(range(1, 1 + -(-tokens // self.options.block_size)))
+        request = self._request("prefill", tokens, pages)
+        step = Step([request], [0], [0], [tokens], [True], total_tokens=tokens)
+        first = Step([request], [0], [0], [tokens], [True], [Admission(0, request, pages)], total_tokens=tokens)
+        times = self._times([first, *[step] * (self.sizes.warm + 5)])
+        c = self.config
+        attention = 4 * tokens * (tokens + 1) // 2 * c.num_heads * c.head_dim * c.num_layers
+        flops = 2 * self._matmul_params() * tokens + attention
+        rate = self._context.fact("matmul", "flops_per_s")
+        floor = flops / rate if rate else None
+        return {
+            **times,
+            "tokens_per_s": 1e3 * tokens / times["ms"],
+            "flops": flops,
+            "floor_ms": floor and 1e3 * floor,
+            "share": floor and 1e3 * floor / times["ms"],
+            **found,
+        }
+
+    def engine(self) -> Mapping[str, Any]:
+        """Requests from their prompts to their last tokens, through scheduler and runner."""
+        sizes, options = self.sizes, self.options
+        assert options.max_num_seqs and options.max_num_batched_tokens and options.max_model_len
+        scheduler = Scheduler(
+            BlockManager(self.runner.num_pages - 1, options.block_size, enable_prefix_caching=True),
+            max_num_seqs=options.max_num_seqs,
+            max_num_batched_tokens=options.max_num_batched_tokens,
+            max_model_len=options.max_model_len,
+        )
+        engine = Engine(scheduler, self.runner, options, vocab_size=self.config.vocab_size)
+        before = len(self.runner.programs)
+        params = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=sizes.output)
+        for i in range(sizes.requests):
+            engine.add_request(engine.make_request(str(i), self._prompt(sizes.context, seed=i), params))
+        start = time.perf_counter()
+        tokens, first, walls = 0, None, []
+        while engine.has_work:
+            begin = time.perf_counter()
+            made = sum(len(update.new_token_ids) for update in engine.step())
+            if made and first is None:
+                first = time.perf_counter() - start
+            if made == sizes.requests:
+                walls.append(time.perf_counter() - begin)
+            tokens += made
+        seconds = time.perf_counter() - start
+        return {
+            "seconds": seconds,
+            "output_tokens": tokens,
+            "tokens_per_s": tokens / seconds,
+            "first_token_s": first,
+            "ms": 1e3 * statistics.median(walls) if walls else None,
+            "compiled": len(self.runner.programs) - before,
+        }
+
+    def _times(self, steps: list[Step]) -> dict[str, Any]:
+        """Milliseconds of a step, and of its launch on the host: medians, the first steps left out."""
+        walls, hosts, tokens = [], [], []
+        previous = None
+        last = time.perf_counter()
+        for step in steps:
+            begin = time.perf_counter()
+            launched = self.runner.launch(step)
+            hosts.append(time.perf_counter() - begin)
+            if previous:
+                tokens += self.runner.collect(previous).token_ids
+                now = time.perf_counter()
+                walls.append(now - last)
+                last = now
+            previous = launched
+        if previous:
+            tokens += self.runner.collect(previous).token_ids
+        warm = self.sizes.warm
+        return {
+            "ms": 1e3 * statistics.median(walls[warm:]),
+            "launch_ms": 1e3 * statistics.median(hosts[warm:]),
+            "finite": all(row[0] >= 0 for row in tokens),
+        }
+
+    def _compile(self, bucket: Bucket, variant: str = "") -> dict[str, Any]:
+        """Compiles a step, and puts it where the runner finds it. Returns what it launches."""
+        runner = self.runner
+        if bucket in runner.programs and not variant:
+            return {}
+        folder = self._context.scratch / f"step-{bucket.tokens}-{bucket.rows}-{variant.replace(' ', '-')}"
+        options = compiler_options(jax.default_backend()) | VARIANTS.get(variant, {})
+        options = {name: value for name, value in options.items() if value is not None}
+        if platform() == "gpu":
+            options |= launches.dump_options(folder)
+        arguments = step_arguments(runner.params, runner.kv_pages, runner.slots, bucket, self.options.block_size)
+        start = time.perf_counter()
+        step = jax.jit(make_step(runner.module, runner.options, bucket), donate_argnums=DONATED)
+        compiled = step.lower(*arguments).compile(options)
+        self.compile_seconds = time.perf_counter() - start
+        runner.programs[bucket] = compiled
+        analysis = compiled.memory_analysis()
+        return {
+            "compile_s": self.compile_seconds,
+            "temp_bytes": analysis.temp_size_in_bytes if analysis else None,
+            **launches.count(folder),
+        }
+
+    def _decode_step(self, rows: int, index: int) -> Step:
+        """Step `index` of `rows` requests; the first tells the device what they are."""
+        if index == 0:
+            self._requests = []
+            for row in range(rows):
+                pages = list(range(1 + row * self._pages_each, 1 + (row + 1) * self._pages_each))
+                self._requests.append(self._request(f"decode {row}", self.sizes.context + 1, pages))
+        admissions = [Admission(row, r, r.block_ids) for row, r in enumerate(self._requests)] if index == 0 else []
+        return Step(
+            list(self._requests),
+            list(range(rows)),
+            [self.sizes.context + index] * rows,
+            [1] * rows,
+            [True] * rows,
+            admissions,
+            total_tokens=rows,
+        )
+
+    def _request(self, name: str, tokens: int, pages: list[int]) -> Request:
+        assert self.options.max_model_len
+        request = Request(name, self._prompt(tokens, seed=len(name)), GREEDY, max_model_len=self.options.max_model_len)
+        request.block_ids = pages
+        return request
+
+    def _prompt(self, tokens: int, seed: int) -> list[int]:
+        return [(7919 * (i + 1) + 104729 * seed) % (self.config.vocab_size - 1) for i in range(tokens)]
+
+    def _weight_bytes(self) -> int:
+        """Of the weights that every step reads: the embedding only where it is the head, too."""
+        total = sum(leaf.nbytes for leaf in jax.tree.leaves(self.params))
+        return total if self.config.tie_word_embeddings else total - self.params["embed"].nbytes
+
+    def _matmul_params(self) -> int:
+        """Weights that every token of a prompt is multiplied with."""
+        total = sum(leaf.size for leaf in jax.tree.leaves(self.params))
+        return total - self.config.vocab_size * self.config.hidden_size * (1 if self.config.tie_word_embeddings else 2)
+
+    def _kv_bytes_per_token(self) -> int:
+        return kv_cache.page_bytes(self.config, 1, self.options.kv_cache_dtype)
+
+
+def host(rows: int, context: Context) -> Mapping[str, Any]:
+    """Host time of a step, without the launch."""
+    return host_overhead.measure(rows, 20 if context.tiny else 200, churn=False)

@@ -1,0 +1,26 @@
+"""Stand-ins for packages that a bare machine may lack, as far as the engine's inner half needs them."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import sys
+import types
+from typing import Any
+
+
+class Struct:
+    """`msgspec.Struct` as a dataclass: the same constructor, without the encoding."""
+
+    def __init_subclass__(cls, *, frozen: bool = False, kw_only: bool = False, **_: Any) -> None:
+        dataclasses.dataclass(frozen=frozen, kw_only=kw_only)(cls)
+
+
+def install() -> list[str]:
+    """Puts stand-ins where packages are missing; returns their names. Call it before importing jaxpaged."""
+    if "msgspec" in sys.modules or importlib.util.find_spec("msgspec"):
+        return []
+    module = types.ModuleType("msgspec")
+    module.Struct = Struct  # pyright: ignore[reportAttributeAccessIssue]
+    sys.modules["msgspec"] = module
+    return ["msgspec"]
