@@ -10,7 +10,7 @@ from typing import Any
 from jaxpaged.errors import ConfigError
 
 DTYPES = ("float32", "bfloat16", "float16")
-IMPLEMENTATIONS = ("reference", "xla")
+IMPLEMENTATIONS = ("reference", "xla", "gpu", "tpu")
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class EngineConfig:
       gpu_memory_utilization: share of device memory that weights, pool and temporaries may take together.
       enable_prefix_caching: share the blocks of common prefixes.
       attention_implementation: one of the kernels by name; None: the platform's best.
+      debug_kernels: each step checks the page ids, lengths and slots that it is given; slow.
       overlap: launch a step before the last one's tokens have reached the host.
       seed: of the engine: weights with load_format="dummy", and requests that bring no seed.
       max_logprobs: largest `logprobs` a request may ask for.
@@ -56,6 +57,7 @@ class EngineConfig:
     gpu_memory_utilization: float = 0.9
     enable_prefix_caching: bool = True
     attention_implementation: str | None = None
+    debug_kernels: bool = False
     overlap: bool = True
     seed: int = 0
     max_logprobs: int = 20
@@ -108,6 +110,10 @@ def resolve(
       checkpoint_dtype: dtype of the stored weights.
       model_max_len: the model's own context length.
     """
+    if config.attention_implementation in ("gpu", "tpu") and config.attention_implementation != platform:
+        raise ConfigError(
+            f"attention_implementation={config.attention_implementation!r} does not run on this {platform}"
+        )
     asked = config.dtype
     if asked == "auto":
         asked = checkpoint_dtype if checkpoint_dtype in DTYPES else "float32"

@@ -11,6 +11,13 @@ def resolved(config=EngineConfig(), **facts):  # noqa: B008 - frozen
     return resolve(config, **facts)
 
 
+@pytest.mark.parametrize("platform", ["cpu", "tpu"])
+def test_kernels_of_another_platform_are_refused(platform):
+    with pytest.raises(ConfigError, match=f"'gpu' does not run on this {platform}"):
+        resolved(EngineConfig(attention_implementation="gpu"), platform=platform)
+    assert resolved(EngineConfig(attention_implementation="xla"), platform=platform).attention_implementation == "xla"
+
+
 def test_nothing_is_left_open_but_the_pool():
     config = resolved()
     assert config.dtype == "bfloat16"

@@ -70,6 +70,7 @@ class Runner:
             vocab_size=vocab_size,
             max_logprobs=config.max_logprobs,
             implementation=config.attention_implementation,
+            debug=config.debug_kernels,
             small_head=8 if on_cpu else 0,
         )
         self._max_pages = -(-config.max_model_len // config.block_size)

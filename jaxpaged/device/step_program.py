@@ -27,6 +27,7 @@ class StepOptions:
       vocab_size: tokens that may be produced; the head may have more rows.
       max_logprobs: columns of top log-probabilities.
       implementation: attention kernels, by name; None: the platform's best.
+      debug: the kernels check the integers that they are given.
       small_head: a mixed step in which at most this many rows sample runs the head on that many rows only;
         0: always on all rows. Worth a branch where the head's cost grows with its rows (CPU).
     """
@@ -35,6 +36,7 @@ class StepOptions:
     vocab_size: int
     max_logprobs: int
     implementation: str | None
+    debug: bool = False
     small_head: int = 0
 
 
@@ -80,6 +82,7 @@ def make_step(module: Decoder, options: StepOptions, bucket: Bucket) -> StepFunc
             num_seqs=batch.num_rows[None],
             decode_only=bucket.decode_only,
             implementation=options.implementation,
+            debug=options.debug,
         )
         # Linen's `apply` is typed for modules with mutable collections; ours return what `__call__` does.
         hidden, context = cast(

@@ -75,6 +75,7 @@ class PagedContext:
       decode_only: a promise that no row has more than one query; None: promised where T == S.
       implementation: of the ops; None: the platform's best.
       interpret: Pallas implementations are interpreted, as tests on a CPU need.
+      debug: the ops check what their integer arrays hold.
     """
 
     kv_pages: jax.Array
@@ -86,6 +87,7 @@ class PagedContext:
     decode_only: bool | None = struct.field(pytree_node=False, default=None)
     implementation: str | None = struct.field(pytree_node=False, default=None)
     interpret: bool = struct.field(pytree_node=False, default=False)
+    debug: bool = struct.field(pytree_node=False, default=False)
 
     def attend(
         self,
@@ -111,6 +113,7 @@ class PagedContext:
                 index,
                 implementation=self.implementation,
                 interpret=self.interpret,
+                debug=self.debug,
             )
         with jax.named_scope("attend"):
             out = ragged_paged_attention(
@@ -128,6 +131,7 @@ class PagedContext:
                 decode_only=self.decode_only,
                 implementation=self.implementation,
                 interpret=self.interpret,
+                debug=self.debug,
             )
         return out, dataclasses.replace(self, kv_pages=kv_pages)
 

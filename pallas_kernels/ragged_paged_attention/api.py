@@ -6,6 +6,7 @@ from numbers import Real
 import jax
 
 from pallas_kernels.checks import check_float, check_index, check_packed, check_pool, check_shape, pick_implementation
+from pallas_kernels.debug import check_attention
 from pallas_kernels.ragged_paged_attention import gpu, reference, xla
 
 _AVAILABLE = {
@@ -33,6 +34,7 @@ def ragged_paged_attention(
     decode_only: bool | None = None,
     implementation: str | None = None,
     interpret: bool = False,
+    debug: bool = False,
 ) -> jax.Array:
     """Causal attention of packed queries, each row over its own pages of the pool.
 
@@ -60,12 +62,13 @@ def ragged_paged_attention(
         the shape of a decode step: pass False for a program of that shape whose rows may have more.
       implementation: "reference", "xla", "gpu", "gpu_hopper", "tpu", or None for the best one here.
       interpret: runs a Pallas implementation on any platform, slowly: for tests.
+      debug: also checks what the integer arrays hold, see `pallas_kernels.debug`.
 
     Returns:
       [T, N, H] in q's dtype; zero for tokens that no live row owns.
 
     Raises:
-      ValueError: a shape, dtype or option is wrong; the message shows it.
+      ValueError: a shape, dtype or option is wrong, or with `debug` a number in an array; the message shows it.
       NotImplementedError: the implementation does not exist, or lacks this case.
     """
     tokens, heads, head_dim = check_packed("q", q)
@@ -89,6 +92,18 @@ def ragged_paged_attention(
     if sinks is not None:
         check_shape("sinks", sinks, (heads,))
         check_float("sinks", sinks)
+    decode_only = tokens == rows if decode_only is None else decode_only
+    if debug:
+        check_attention(
+            kv_lens,
+            page_indices,
+            cu_q_lens,
+            num_seqs,
+            layer,
+            tokens=tokens,
+            pool=kv_pages.shape,
+            decode_only=decode_only,
+        )
     attend = pick_implementation("ragged_paged_attention", implementation, _AVAILABLE, interpret=interpret)
     return attend(
         q,
@@ -104,7 +119,7 @@ def ragged_paged_attention(
         sm_scale=float(sm_scale),
         sliding_window=sliding_window,
         soft_cap=soft_cap,
-        decode_only=tokens == rows if decode_only is None else decode_only,
+        decode_only=decode_only,
     )
 
 

@@ -356,7 +356,7 @@ def _prefill_kernel(*all_refs: Any, attention: _Attention) -> None:
 def _dot(a: jax.Array, b: jax.Array, *, trans_b: bool = False) -> jax.Array:
     """A product of two tiles, summed in float32; float32 operands are not cut to TF32."""
     precision = lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
-    return pl.dot(a, b, trans_b=trans_b, precision=precision).astype(jnp.float32)
+    return pltriton.dot(a, b, trans_b=trans_b, precision=precision).astype(jnp.float32)
 
 
 @functools.partial(jax.jit, static_argnames=("sm_scale", "sliding_window", "soft_cap", "decode_only", "interpret"))
@@ -420,7 +420,7 @@ def ragged_paged_attention(
 
 
 def _compute_dtype(query: Any, pool: Any) -> jnp.dtype:
-    """Of the products: wide enough for queries and pool; small integers and float8 are exact in bfloat16 and float16."""
+    """Of the products: wide enough for queries and pool. Numbers of 8 bits are exact in all 16-bit types."""
     if pool == jnp.uint16:
         pool = jnp.bfloat16
     return jnp.dtype(jnp.promote_types(query, pool) if jnp.dtype(pool).itemsize > 1 else query)

@@ -3,6 +3,7 @@
 import jax
 
 from pallas_kernels.checks import check_float, check_index, check_pool, check_shape, pick_implementation
+from pallas_kernels.debug import check_write
 from pallas_kernels.write_kv import gpu, reference, xla
 
 _AVAILABLE = {"reference": reference.write_kv, "xla": xla.write_kv, "gpu": gpu.write_kv}
@@ -20,6 +21,7 @@ def write_kv(
     v_scale: float | jax.Array | None = None,
     implementation: str | None = None,
     interpret: bool = False,
+    debug: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
     """Turns queries and keys by their rotary angles, and writes keys and values into their slots of one layer's pages.
 
@@ -39,12 +41,13 @@ def write_kv(
       k_scale, v_scale: keys are stored divided by k_scale (after the rotation), values by v_scale.
       implementation: "reference", "xla", "gpu", "gpu_hopper", "tpu", or None for the best one here.
       interpret: runs a Pallas implementation on any platform, slowly: for tests.
+      debug: also checks what the integer arrays hold, see `pallas_kernels.debug`.
 
     Returns:
       (rotated queries [T, K * G, H] in the dtype of qkv, the pool).
 
     Raises:
-      ValueError: a shape or dtype is wrong; the message shows it.
+      ValueError: a shape or dtype is wrong, or with `debug` a slot; the message shows it.
       NotImplementedError: the implementation does not exist, or lacks this case.
     """
     *_, kv_heads, head_dim = check_pool(kv_pages)
@@ -64,5 +67,7 @@ def write_kv(
             raise ValueError(f"{name} must be float32, got {array.dtype}")
     check_index("slot_mapping", slot_mapping, (tokens,))
     check_index("layer", layer, (1,))
+    if debug:
+        check_write(slot_mapping, layer, pool=kv_pages.shape)
     write = pick_implementation("write_kv", implementation, _AVAILABLE, interpret=interpret)
     return write(qkv, cos, sin, kv_pages, slot_mapping, layer, k_scale, v_scale)

@@ -38,11 +38,14 @@ def assemble_params(config: ModelConfig, tensors: dict[str, np.ndarray]) -> dict
 class PagedModel:
     """A model with two rows of cache whose unused slots hold NaN, and two compiled programs: mixed and decode."""
 
-    def __init__(self, module: Decoder, params: Any, *, tokens: int):
+    def __init__(self, module: Decoder, params: Any, *, tokens: int, implementation: str | None = None):
         self._params = jax.device_put(params)
         self._tokens = tokens
         self._step: Callable[..., Any] = jax.jit(
-            partial(_step, module), donate_argnums=(1,), static_argnames="decode", compiler_options=QUICK_COMPILE
+            partial(_step, module, implementation),
+            donate_argnums=(1,),
+            static_argnames="decode",
+            compiler_options=QUICK_COMPILE,
         )
         config = module.config
         pool = (config.num_layers, 1 + ROWS * PAGES_PER_ROW, PAGE_SIZE, 2 * config.num_kv_heads, config.head_dim)
@@ -88,6 +91,7 @@ class PagedModel:
 
 def _step(
     module: Decoder,
+    implementation: str | None,
     params: Any,
     kv_pages: jax.Array,
     token_ids: jax.Array,
@@ -100,7 +104,17 @@ def _step(
     *,
     decode: bool,
 ) -> tuple[jax.Array, jax.Array]:
-    context = PagedContext(kv_pages, slots, kv_lens, page_indices, cu_q_lens, num_seqs, decode_only=decode)
+    context = PagedContext(
+        kv_pages,
+        slots,
+        kv_lens,
+        page_indices,
+        cu_q_lens,
+        num_seqs,
+        decode_only=decode,
+        implementation=implementation,
+        interpret=True,
+    )
     hidden, context = module.apply({"params": params}, token_ids, positions, context)
     return module.apply({"params": params}, hidden, method="logits"), context.kv_pages
 
