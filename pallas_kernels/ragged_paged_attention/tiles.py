@@ -83,6 +83,8 @@ def _decode_default(shape: Shape) -> Tiles:
     rows = max(16, power_of_two(shape.group))
     if shape.compute_bytes == 4:
         return Tiles(rows, keys=32 if width <= 64 else 16, splits=splits, num_warps=4, num_stages=1)
+    if rows > 32:
+        return Tiles(rows, keys=32, splits=splits, num_warps=8, num_stages=3)
     # Fewer stages leave room for more programs, which hide each other's waits as well.
     deep = programs * splits <= 2 * _BUSY and width <= 128 and shape.pool_dtype in ("bfloat16", "float16", "uint16")
     return Tiles(rows, keys=64 if width <= 128 else 32, splits=splits, num_warps=4, num_stages=5 if deep else 3)
@@ -93,7 +95,7 @@ def _prefill_default(shape: Shape) -> Tiles:
     width = power_of_two(shape.head_dim)
     group = power_of_two(shape.group)
     if shape.compute_bytes == 4:
-        return Tiles(max(16, group), keys=16, splits=1, num_warps=4, num_stages=1)
+        return Tiles(max(16, group), keys=16, splits=1, num_warps=8, num_stages=3)
     if width <= 128:
         return Tiles(max(128, group), keys=64, splits=1, num_warps=8, num_stages=3)
-    return Tiles(max(64, group), keys=32, splits=1, num_warps=8, num_stages=2)
+    return Tiles(max(64, group), keys=32, splits=1, num_warps=8, num_stages=3)
