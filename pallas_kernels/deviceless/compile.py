@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -70,7 +71,7 @@ def compile_for(
         try:
             compiled = lowered.compile(compiler_options=options)
         except jax.errors.JaxRuntimeError as error:
-            raise _clear(error, device) from error
+            raise _clear(error, device, Path(dump)) from error
         return read_program(device, compiled, Path(dump), time.perf_counter() - begin)
 
 
@@ -86,10 +87,20 @@ def _nothing_persists() -> Iterator[None]:
         jax.config.update(name, before)
 
 
-def _clear(error: Exception, device: str) -> CompileError:
+def _clear(error: Exception, device: str, dump: Path) -> CompileError:
     message = str(error)
     if "register spilling" in message:
-        return RegisterSpillError(f"a kernel spills registers on {device} ({message}); allow_spills=True compiles it")
+        return RegisterSpillError(
+            f"a kernel spills registers on {device}; the last one compiled was {_last_kernel(dump)} ({message}); "
+            "allow_spills=True compiles it"
+        )
     if message.startswith("RESOURCE_EXHAUSTED"):
         return MemoryOverflowError(f"too much memory for {device}: {message}")
     return CompileError(f"cannot compile for {device}: {message}")
+
+
+def _last_kernel(dump: Path) -> str:
+    """The kernel whose PTX was written last: XLA does not say which one it gave up on."""
+    files = sorted(dump.glob("*.ptx"), key=lambda file: file.stat().st_mtime_ns)
+    names = [name for file in files for name in re.findall(r"\.entry (\w+)", file.read_text())]
+    return names[-1] if names else "unknown"

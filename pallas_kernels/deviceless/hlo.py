@@ -58,7 +58,7 @@ _INDEX = re.compile(r"index=(\d+)")
 
 _MOVES = {"copy", "copy-start", "transpose", "slice", "dynamic-slice", "concatenate", "pad", "reverse", "convert"}
 _VIEWS = {"parameter", "constant", "bitcast", "reshape", "tuple", "get-tuple-element", "broadcast"}
-_VMEM = "S(1)"  # a TPU's fast memory: what is brought there is read, not copied
+_ON_CHIP = re.compile(r"S\(\d+\)")  # a TPU's fast memories: what is brought there is read, not copied
 
 
 class Module:
@@ -99,7 +99,7 @@ class Module:
     def copies(self) -> Iterator[Copy]:
         """Everything that only moves data in the device's memory."""
         for i in self.scheduled():
-            if self._only_moves(i) and _VMEM not in i.shape:
+            if self._only_moves(i) and not _ON_CHIP.search(i.shape):
                 arguments = filter(None, (self._argument(operand) for operand in i.operands))
                 yield Copy(i.name, i.source, plain_shape(i.shape), shape_bytes(i.shape), next(arguments, ""))
 
@@ -139,7 +139,7 @@ class Module:
             return [(caller.operands[i.index], element)]
         if i.opcode == "while":
             return [(i.operands[0], element)]
-        if i.opcode in {"bitcast", "reshape", *_MOVES}:
+        if i.opcode in {"bitcast", "reshape", "copy-done", *_MOVES}:
             return [(i.operands[0], -1)]
         if i.opcode in {"fusion", "custom-call", "dynamic-update-slice", "scatter"}:
             # In place or not, what has the shape of an operand may be that operand with something written into it.

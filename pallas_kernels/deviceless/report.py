@@ -56,6 +56,7 @@ def report(program: Program, num_layers: int) -> dict[str, Any]:
         "launches_outside_layers_always": sum(1 for launch in _outside(program, num_layers) if not launch.inside),
         "layer": [launch._asdict() for launch in layer],
         "copied_argument_bytes": program.copied_argument_bytes,
+        "copied_arguments": sorted({copy.argument for copy in program.copies if copy.argument}),
         "copied_bytes": program.copied_bytes,
         "copies": [copy._asdict() for copy in program.copies],
         "argument_bytes": program.argument_bytes,
@@ -83,7 +84,8 @@ def render(data: dict[str, Any]) -> str:
         f"launches per layer           {data['launches_per_layer']}{spread}",
         f"launches outside the layers  {data['launches_outside_layers']}, "
         f"{data['launches_outside_layers_always']} of them in every step",
-        f"arguments copied             {data['copied_argument_bytes']:,} bytes",
+        f"arguments copied             {data['copied_argument_bytes']:,} bytes"
+        + (f", of {', '.join(data['copied_arguments'][:4])}" if data["copied_arguments"] else ""),
         f"other copies                 {data['copied_bytes'] - data['copied_argument_bytes']:,} bytes",
         f"arguments                    {data['argument_bytes']:,} bytes, "
         f"{data['aliased_bytes']:,} of them updated in place",

@@ -1,0 +1,175 @@
+"""The whole step of a model, compiled for devices that are not there."""
+
+from __future__ import annotations
+
+import json
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxpaged.device.abstract_step import CONFIGS, POOL_BYTES, AbstractStep, abstract_step, hf_config
+from jaxpaged.device.step_program import compiler_options
+from jaxpaged.errors import ConfigError, ModelError, ModelNotFoundError
+from pallas_kernels.deviceless import Program, __main__, compile_for
+from pallas_kernels.deviceless.report import layer_launches, typical_layer
+from tests.compilers import needs_compilers
+
+TINY = {
+    "model_type": "llama",
+    "vocab_size": 256,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+}
+KNOWN = tuple(json.loads(CONFIGS.read_text()))
+STATE = ("params", "kv_pages", "slots")
+
+
+def compiled(device: str, step: AbstractStep) -> Program:
+    return compile_for(
+        device,
+        step.function,
+        *step.args,
+        donate_argnums=step.donate_argnums,
+        compiler_options=step.compiler_options,
+    )
+
+
+def state_copies(program: Program) -> list:
+    """Copies of weights, KV pages or slots, in whole or in part."""
+    return [copy for copy in program.copies if copy.argument.startswith(STATE)]
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_the_well_known_models_have_a_step(name):
+    step = abstract_step(name, rows=64)
+    params, pool, slots, _ = step.args
+    assert POOL_BYTES * 0.99 < pool.size * pool.dtype.itemsize <= POOL_BYTES
+    assert pool.shape[0] == step.num_layers == hf_config(name)["num_hidden_layers"]
+    assert slots.history.shape[0] == 257
+    count = sum(leaf.size for leaf in jax.tree.leaves(params))
+    size = name.rpartition("-")[2]
+    stated = {"mini": 3.8e9}.get(size) or float(size[:-1]) * {"b": 1e9, "m": 1e6}[size[-1]]
+    assert 0.95 * stated < count < 1.3 * stated, f"{count:,} parameters"
+
+
+def test_the_pool_is_stored_as_on_the_platform():
+    assert abstract_step(TINY, rows=8, platform="gpu").args[1].dtype == jnp.bfloat16
+    assert abstract_step(TINY, rows=8, platform="cpu").args[1].dtype == jnp.uint16
+    assert abstract_step(TINY, rows=8, kv_cache_dtype="float16").args[1].dtype == jnp.float16
+
+
+def test_a_config_is_a_dict_a_file_a_folder_or_a_name(tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(TINY))
+    assert hf_config(str(path)) == hf_config(str(tmp_path)) == hf_config(TINY) == TINY
+    path.write_text("[]")
+    with pytest.raises(ModelError, match="no JSON object"):
+        hf_config(str(path))
+    path.write_text("{")
+    with pytest.raises(ModelError, match="no JSON"):
+        hf_config(str(path))
+    with pytest.raises(ModelNotFoundError, match=r"'llama-9'.*llama-3\.1-8b"):
+        hf_config("llama-9")
+
+
+def test_fewer_layers():
+    assert abstract_step(TINY, rows=8, num_layers=1).args[1].shape[0] == 1
+    types = {**TINY, "model_type": "qwen3", "layer_types": ["full_attention"] * 4}
+    assert abstract_step(types, rows=8, num_layers=2).num_layers == 2
+    with pytest.raises(ModelError, match="num_layers=5 must be between 1 and the model's 4"):
+        abstract_step(TINY, rows=8, num_layers=5)
+
+
+def test_wrong_options_are_named():
+    with pytest.raises(ValueError, match="tokens=8 and rows=8"):
+        abstract_step(TINY, rows=8, tokens=8)
+    with pytest.raises(ConfigError, match="no_such_option"):
+        abstract_step(TINY, rows=8, no_such_option=1)
+
+
+def test_the_abstract_step_is_the_one_that_runs():
+    """On the CPU, with arrays: the step accepts what the abstract one describes."""
+    step = abstract_step(TINY, rows=4, platform="cpu", pool_bytes=1 << 20, max_num_seqs=4)
+    arrays = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), step.args)
+    lowered = jax.jit(step.function, donate_argnums=step.donate_argnums).lower(*step.args)
+    pool, slots, sampled = lowered.compile(step.compiler_options)(*arrays)
+    assert (pool.shape, pool.dtype) == (step.args[1].shape, step.args[1].dtype)
+    assert slots.history.shape == step.args[2].history.shape and sampled.tokens.shape == (4,)
+
+
+@needs_compilers
+def test_the_structural_gate_of_a_decode_step():
+    """Llama 3.1 8B, 64 rows, on an H200: nine launches a layer, no weight or KV page copied; spills are errors."""
+    step = abstract_step("llama-3.1-8b", rows=64)
+    program = compiled("h200", step)
+    layers = layer_launches(program, 32)
+    print(f"compiled in {program.seconds:.1f} s")
+    assert max(len(layer) for layer in layers[1:-1]) <= 9, [launch.name for launch in typical_layer(program, 32)]
+    assert all(launch.inside == "" for layer in layers for launch in layer)
+    assert not state_copies(program)
+    assert not [
+        copy for layer in layers for copy in program.copies if copy.source in {x.source for x in layer if x.source}
+    ]
+    pool, slots = step.args[1:3]
+    donated = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves((pool, slots)))
+    assert program.aliased_bytes == donated and len(program.aliases) == 1 + len(slots)
+    logits = 4 * 64 * 128256
+    assert program.temporary_bytes < 6 * logits, program.temporaries[:10]
+
+
+@needs_compilers
+def test_the_layers_are_counted_right():
+    """By name, as reports do it, and by what another layer adds."""
+    four, two = (abstract_step(TINY, rows=8, num_layers=layers) for layers in (4, 2))
+    more, fewer = compiled("h200", four), compiled("h200", two)
+    assert 2 * len(typical_layer(more, 4)) == len(more.launches) - len(fewer.launches)
+    assert len(layer_launches(more, 4)) == 4
+    with pytest.raises(ValueError, match=r"layers \[4\]"):
+        layer_launches(more, 5)
+
+
+@needs_compilers
+def test_the_gate_can_fail():
+    """A step that is not given its state copies it; one without our compiler options has more launches."""
+    step = abstract_step(TINY | {"hidden_size": 4096, "head_dim": 64}, rows=64, num_layers=4)
+    kept = compile_for("h200", step.function, *step.args, compiler_options=compiler_options("gpu"))
+    assert {copy.argument for copy in state_copies(kept)} >= {"kv_pages"}
+    plain = compile_for("h200", step.function, *step.args, donate_argnums=step.donate_argnums)
+    assert len(typical_layer(plain, 4)) > len(typical_layer(kept, 4))
+
+
+@needs_compilers
+def test_the_command_reports_on_a_step(tmp_path, capsys):
+    path, out = tmp_path / "config.json", tmp_path / "report.json"
+    path.write_text(json.dumps(TINY))
+    arguments = ["--device", "h200", "--model", str(path), "--batch", "4", "--mixed", "32", "--json", str(out)]
+    assert __main__.main(arguments) == 0
+    text, data = capsys.readouterr().out, json.loads(out.read_text())
+    assert data["launches_per_layer"] == len(data["layer"]) <= 11
+    assert f"launches per layer           {data['launches_per_layer']}" in text
+    assert data["layers"] == 4 and data["mixed"] == 32 and data["seconds"] > 0
+
+
+@needs_compilers
+@pytest.mark.slow
+@pytest.mark.parametrize("tokens", (None, 2048), ids=("decode", "mixed"))
+@pytest.mark.parametrize("name", KNOWN)
+def test_every_well_known_model(name, tokens):
+    program = compiled("h200", abstract_step(name, rows=64, tokens=tokens, num_layers=4))
+    assert not state_copies(program)
+
+
+@needs_compilers
+@pytest.mark.slow
+@pytest.mark.parametrize("device", ("a100", "h100", "b200", "l4", "v5e", "v6e", "v5p", "v7x"))
+def test_every_device(device):
+    platform = "tpu" if device.startswith("v") else "gpu"
+    step = abstract_step("llama-3.1-8b", rows=64, num_layers=4, platform=platform, pool_bytes=5 << 30)
+    program = compiled(device, step)
+    assert not state_copies(program)
+    assert platform == "tpu" or len(typical_layer(program, 4)) <= 9
