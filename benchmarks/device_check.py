@@ -27,6 +27,7 @@ from typing import Any
 from benchmarks import record
 from benchmarks.device import summary, worker
 
+PACKAGE = "benchmarks.device."
 ATTEMPTS = 4
 GRACE = 8.0  # seconds for a worker to end after its last item
 
@@ -36,24 +37,26 @@ class Stage:
     """A module of `benchmarks.device` whose `run` is started.
 
     Attributes:
-      seconds: that it may take of a budget of `BUDGET`; what others leave is not given to it.
+      share: of the time that is left, beside the shares of the stages after it.
+      patience: seconds that one item may take; what takes longer is taken to hang.
       memory: share of the GPU's memory that JAX takes at once.
     """
 
     name: str
     module: str
-    seconds: float
+    share: float
+    patience: float
     memory: float = 0.75
 
 
 BUDGET = 330.0
 STAGES = (
-    Stage("facts", "ceilings", 35),
-    Stage("correctness", "correctness", 70),
-    Stage("kernels", "kernel_times", 50),
-    Stage("tuned", "tuned_times", 75),
-    Stage("model", "model", 120, memory=0.9),
-    Stage("torch", "torch_decode", 60),
+    Stage("facts", "ceilings", 30, patience=20),
+    Stage("correctness", "correctness", 60, patience=25),
+    Stage("kernels", "kernel_times", 40, patience=30),
+    Stage("tuned", "tuned_times", 60, patience=600),
+    Stage("model", "model", 110, patience=120, memory=0.9),
+    Stage("torch", "torch_decode", 50, patience=90),
 )
 NEEDED = ("jax", "numpy", "flax", "transformers")
 
@@ -74,10 +77,14 @@ class Check:
         self.rows: list[dict[str, Any]] = []
         self.stages: dict[str, dict[str, Any]] = {}
 
-    def run(self, stage: Stage) -> None:
-        """Runs a stage, again after a crash, without the item that crashed."""
+    def run(self, stage: Stage, *, later: float = 0.0) -> None:
+        """Runs a stage, again after a crash, without the item that crashed.
+
+        Args:
+          later: shares of the stages after it.
+        """
         start = time.monotonic()
-        end = min(self._end, start + stage.seconds * self._args.budget / BUDGET)
+        end = start + (self._end - start) * stage.share / (stage.share + later)
         path = self._scratch / f"{stage.name}.jsonl"
         crashed: list[dict[str, Any]] = []
         status = "no time left"
@@ -85,17 +92,19 @@ class Check:
             if end - time.monotonic() < 2:
                 break
             code = self._work(stage, path, [row["name"] for row in crashed], end)
-            rows, begun = worker.read(path)
+            _, begun = worker.read(path)
             if code == 0:
                 status = "done"
                 break
-            status = "out of time" if code is None else f"ended with {code}"
-            if begun is None and code != worker.DEVICE_BROKEN:
-                rows.append({"name": stage.name, "error": f"{status}; {self._last_words(stage)}"})
-                crashed.append(rows[-1])
-                break
+            status = "took too long" if code is None else f"ended with {code}"
+            problem = f"{status}; {self._last_words(stage)}"
             if begun is not None:
-                crashed.append({"name": begun, "error": f"{status}; {self._last_words(stage)}"})
+                crashed.append({"name": begun, "error": problem})
+            elif code is None:
+                break
+            elif code != worker.DEVICE_BROKEN:
+                crashed.append({"name": stage.name, "error": problem})
+                break
         rows, _ = worker.read(path)
         self.rows += [{"stage": stage.name, **row} for row in rows + crashed]
         self.stages[stage.name] = {"seconds": round(time.monotonic() - start, 1), "status": status}
@@ -120,7 +129,7 @@ class Check:
         known.write_text(json.dumps(self.rows), encoding="utf-8")
         done, _ = worker.read(path)
         job = {
-            "module": f"benchmarks.device.{stage.module}",
+            "module": PACKAGE + stage.module,
             "rows": str(path),
             "skip": [row["name"] for row in done] + crashed,
             "seconds": end - time.monotonic(),
@@ -146,8 +155,11 @@ class Check:
                 start_new_session=True,  # a group of its own, which can be ended as one
             )
             try:
-                return process.wait(max(1.0, end + GRACE - time.monotonic()))
-            except subprocess.TimeoutExpired:
+                while time.monotonic() < end + GRACE:
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        return process.wait(0.2)
+                    if worker.waits_for(path) > stage.patience * (4 if self._args.tiny else 1):  # a CPU may be busy
+                        break
                 return None
             finally:
                 with contextlib.suppress(ProcessLookupError):
@@ -208,10 +220,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         check = Check(args, Path(scratch))
         try:
-            for stage in STAGES:
-                if not args.stages or stage.name in args.stages:
-                    print(f"{stage.name} ...", file=sys.stderr, flush=True)
-                    check.run(stage)
+            stages = [stage for stage in STAGES if not args.stages or stage.name in args.stages]
+            for i, stage in enumerate(stages):
+                print(f"{stage.name} ...", file=sys.stderr, flush=True)
+                check.run(stage, later=sum(other.share for other in stages[i + 1 :]))
         finally:
             check.write()
             check.keep_logs()

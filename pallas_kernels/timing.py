@@ -82,7 +82,9 @@ SHAPES: dict[str, Case] = {
 
 TINY_SHAPES: dict[str, Case] = {
     "decode 2 x 40": replace(SHAPES["decode 1 x 4096"], rows=((1, 40), (1, 17)), heads=2, kv_heads=1, head_dim=32),
-    "prefill 1 x 24": replace(SHAPES["prefill 1 x 8192"], rows=((24, 24),), num_rows=2, heads=2, kv_heads=1),
+    "prefill 1 x 24": replace(
+        SHAPES["prefill 1 x 8192"], rows=((24, 24),), num_rows=2, heads=2, kv_heads=1, head_dim=32
+    ),
 }
 """The same in small, for where a Pallas kernel is interpreted."""
 
@@ -116,8 +118,8 @@ class Attention:
     arrays: tuple[jax.Array, ...]
     calls: int
 
-    def lower(self, **options: Any) -> jax.stages.Lowered:
-        """The program of all calls, each over the next layer: (first output, last output).
+    def function(self, **options: Any) -> Callable[..., tuple[jax.Array, jax.Array]]:
+        """All calls, each over the next layer: (first output, last output).
 
         The output of one call is the query of the next, so that none can overlap another.
 
@@ -136,7 +138,11 @@ class Attention:
                 q = call(jnp.array([index % self.case.layers], jnp.int32), q, *rest)
             return first, q
 
-        return jax.jit(program).lower(*self.arrays)
+        return program
+
+    def lower(self, **options: Any) -> jax.stages.Lowered:
+        """The program of `function`."""
+        return jax.jit(self.function(**options)).lower(*self.arrays)
 
     def program(self, compiled: jax.stages.Compiled) -> Program:
         """To be timed."""

@@ -28,7 +28,7 @@ TOLERANCE = 2e-2  # of outputs in bfloat16
 GAIN = 0.99  # what is better takes at most this share of the time
 # Field -> (lowest, highest) that are tried. Queries per program are given by the group in a decode.
 FIELDS: dict[str, dict[str, tuple[int, int]]] = {
-    "decode": {"keys": (16, 256), "splits": (1, 64), "num_warps": (1, 8), "num_stages": (1, 6)},
+    "decode": {"keys": (16, 256), "splits": (1, 64), "num_warps": (1, 8), "num_stages": (1, 7)},
     "prefill": {"rows": (16, 256), "keys": (16, 128), "num_warps": (2, 16), "num_stages": (1, 5)},
 }
 Tiles = dict[str, int]
@@ -82,11 +82,12 @@ def jobs(cases: dict[str, Case], *, interpret: bool) -> list[Job]:
 
 
 def near(kernel: str, tiles: Tiles) -> list[Tiles]:
-    """What differs from `tiles` in one field or two, by a factor of two (a step of one for the stages)."""
+    """What differs from `tiles` in one field or two, by a factor of two (a step or two for the stages)."""
     moves = []
     for name, (low, high) in FIELDS[kernel].items():
-        steps = (tiles[name] - 1, tiles[name] + 1) if name == "num_stages" else (tiles[name] // 2, tiles[name] * 2)
-        moves += [(name, value) for value in steps if low <= value <= high]
+        now = tiles[name]
+        values = (now + 1, now - 1, now + 2, now - 2) if name == "num_stages" else (now * 2, now // 2)
+        moves += [(name, value) for value in values if low <= value <= high]
     pairs = [pair for pair in itertools.combinations(moves, 2) if pair[0][0] != pair[1][0]]
     return [{**tiles, **dict(change)} for change in [*((move,) for move in moves), *pairs]]
 
@@ -102,40 +103,43 @@ class Tuner:
     def __init__(self, *, interpret: bool = False, say: Callable[[str], None] = print):
         self.interpret, self.say = interpret, say
 
-    def tune(self, job: Job, deadline: float, *, rounds: int = 5, most: int = 32) -> list[Result]:
+    def tune(self, job: Job, deadline: float, *, rounds: int = 5, most: int = 16) -> list[Result]:
         """The candidates that work, the best first. The heuristic's is among them, if it works.
 
         Args:
-          deadline: on `time.monotonic`; after it no further round begins.
+          deadline: on `time.monotonic`; no more candidates are taken up than there seems to be time for.
           rounds: samples of each candidate.
-          most: candidates in a round.
+          most: candidates that are compared at a time.
         """
         expected = {name: shape.reference() for name, shape in job.shapes.items()}
+        jax.block_until_ready(expected)
+        start = time.monotonic()
         tried: list[Tiles] = [job.start]
-        results = self._round(job, tried, expected, rounds)
-        while time.monotonic() < deadline:
-            best = min(results, key=lambda result: result.score) if results else None
-            candidates = [t for t in near(job.kernel, best.tiles if best else job.start) if t not in tried][:most]
-            if not candidates:
+        results = self._compare(job, tried, expected, rounds)
+        while True:
+            each = (time.monotonic() - start) / len(tried)
+            fits = min(most, int((deadline - time.monotonic()) / each))
+            best = min(results, key=lambda result: result.score, default=None)
+            candidates = [t for t in near(job.kernel, best.tiles if best else job.start) if t not in tried][:fits]
+            if fits < 1 or not candidates:
                 break
             tried += candidates
-            # The best so far runs again: times of different rounds may differ.
-            new = self._round(job, [*([best.tiles] if best else []), *candidates], expected, rounds)
-            results = [result for result in results if best is None or result.tiles != best.tiles] + new
+            # The best so far runs again: times of one comparison and of another may differ.
+            new = self._compare(job, [*([best.tiles] if best else []), *candidates], expected, rounds)
             again = next((result for result in new if best and result.tiles == best.tiles), None)
-            if again and min(result.score for result in new) > GAIN * again.score:
-                break
-            if not new:
+            results = [result for result in results if not again or result.tiles != again.tiles] + new
+            if again and len(candidates) >= most and min(result.score for result in new) > GAIN * again.score:
                 break
         return sorted(results, key=lambda result: result.score)
 
-    def _round(self, job: Job, candidates: list[Tiles], expected: dict[str, jax.Array], rounds: int) -> list[Result]:
-        lowered = {
-            (i, name): self._lower(job, tiles, name) for i, tiles in enumerate(candidates) for name in job.shapes
-        }
+    def _compare(self, job: Job, candidates: list[Tiles], expected: dict[str, jax.Array], rounds: int) -> list[Result]:
         programs: dict[str, timing.Program] = {}
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-            pending = {at: pool.submit(lambda make: make().compile(), make) for at, make in lowered.items()}
+            pending = {}
+            for i, tiles in enumerate(candidates):
+                for name in job.shapes:
+                    make = self._lower(job, tiles, name)
+                    pending[i, name] = pool.submit(lambda make=make: make().compile())
             for (i, name), future in pending.items():
                 problem = None
                 try:
@@ -175,7 +179,7 @@ def _wrong(got: jax.Array, expected: jax.Array) -> str | None:
 
 
 def _text(kernel: str, tiles: Tiles) -> str:
-    return " ".join(f"{name}={tiles[name]}" for name in ("rows", *FIELDS[kernel]) if name in tiles)
+    return " ".join(f"{name}={tiles[name]}" for name in FIELDS[kernel])
 
 
 def table(job: Job, results: list[Result], count: int = 8) -> Iterable[str]:
@@ -197,7 +201,7 @@ def tune(
     interpret: bool = False,
     say: Callable[[str], None] = print,
     rounds: int = 5,
-    most: int = 32,
+    most: int = 16,
 ) -> list[tuple[Job, list[Result]]]:
     """Tunes for these shapes, writes an entry as soon as it is known, and tells the results.
 
@@ -244,7 +248,7 @@ def main() -> None:
     cases = {name: case for name, case in shapes.items() if args.shapes == "main" or args.shapes in name}
     if not cases:
         parser.error(f"--shapes {args.shapes}: no such shape; there are {', '.join(shapes)}")
-    rounds, most = (1, 2) if interpret else (5, 32)
+    rounds, most = (1, 2) if interpret else (5, 16)
     folder = args.out or (None if args.tiny else tuning.FOLDER)
     tune(cases, budget=args.budget, folder=folder, interpret=interpret, rounds=rounds, most=most)
 

@@ -15,14 +15,13 @@ from pallas_kernels.ragged_paged_attention.cases import Case
 from pallas_kernels.timing import Program, measure
 
 THREADS = 8  # compilations side by side
-SMALL_CALLS = 32  # of a small kernel, in a program
 
 Prepare = Callable[[], Callable[[], Mapping[str, Any]]]
 
 
 def run(report: Report, context: Context) -> None:
     items = attention_items(context)
-    for tokens in (1, 3) if context.tiny else (1, 64, 2048):
+    for tokens in (1,) if context.tiny else (1, 64, 2048):
         items[f"write_kv {tokens}"] = partial(small, writes, tokens, context)
         items[f"add_rms_norm {tokens}"] = partial(small, norms, tokens, context)
     report.run_prepared(items, threads=2 if context.tiny else THREADS)
@@ -56,52 +55,52 @@ def attention(case: Case, context: Context) -> Callable[[], Mapping[str, Any]]:
     return time
 
 
-def small(make: Callable[[int, Mapping[str, Any]], Program], tokens: int, context: Context) -> Callable[[], Any]:
-    """Compiles a small operation as it is and in plain XLA; the answer times both."""
-    programs = {"us": make(tokens, context.kernel_options()), "xla_us": make(tokens, {"implementation": "xla"})}
+def small(make: Callable[[int, int, Mapping[str, Any]], Program], tokens: int, context: Context) -> Callable[[], Any]:
+    """Compiles a small operation as it is and in plain XLA, many calls each; the answer times both."""
+    calls = 2 if context.tiny else 32
+    kinds = {"us": context.kernel_options(), "xla_us": {"implementation": "xla"}}
+    programs = {name: make(tokens, calls, options) for name, options in kinds.items()}
     return lambda: {name: 1e6 * value for name, value in measure(programs, rounds=rounds(context)).items()}
 
 
-def writes(tokens: int, options: Mapping[str, Any]) -> Program:
-    """Writes of a Llama-3.1-8B, into the layers of a pool that is handed from call to call."""
+def writes(tokens: int, calls: int, options: Mapping[str, Any]) -> Program:
+    """Writes of a Llama-3.1-8B, each of other numbers, into the layers of a pool that is handed from call to call."""
     layers, pages, page_size = 2, 2 + tokens // 16, 16
-    qkv = jax.random.normal(jax.random.key(0), (tokens, 8, 6, 128), jnp.bfloat16)
+    draw = jax.jit(lambda i: jax.random.normal(jax.random.key(i), (tokens, 8, 6, 128), jnp.bfloat16))
+    products = [draw(i) for i in range(calls)]
     angles = jax.random.uniform(jax.random.key(1), (tokens, 64))
     slots = page_size + jax.random.permutation(jax.random.key(2), (pages - 1) * page_size)[:tokens].astype(jnp.int32)
     held = [jnp.zeros((layers, pages, page_size, 16, 128), jnp.bfloat16)]
 
-    def calls(
-        pool: jax.Array, qkv: jax.Array, angles: jax.Array, slots: jax.Array
-    ) -> tuple[jax.Array, list[jax.Array]]:
+    def chain(pool: jax.Array, products: list[jax.Array], angles: jax.Array, slots: jax.Array) -> tuple[Any, ...]:
         queries = []
-        for i in range(SMALL_CALLS):
-            layer = jnp.array([i % layers], jnp.int32)
-            q, pool = write_kv(qkv, angles, angles, pool, slots, layer, **options)
+        for i, qkv in enumerate(products):
+            q, pool = write_kv(qkv, angles, angles, pool, slots, jnp.array([i % layers], jnp.int32), **options)
             queries.append(q)
         return pool, queries
 
-    compiled = jax.jit(calls, donate_argnums=0).lower(*held, qkv, angles, slots).compile()
+    compiled = jax.jit(chain, donate_argnums=0).lower(*held, products, angles, slots).compile()
 
     def run() -> jax.Array:
-        held[0], queries = compiled(held[0], qkv, angles, slots)
+        held[0], queries = compiled(held[0], products, angles, slots)
         return queries[-1]
 
-    return Program(run, SMALL_CALLS)
+    return Program(run, calls)
 
 
-def norms(tokens: int, options: Mapping[str, Any]) -> Program:
+def norms(tokens: int, calls: int, options: Mapping[str, Any]) -> Program:
     """Residual adds and norms of a Llama-3.1-8B, each of the one before."""
     from pallas_kernels.add_rms_norm import add_rms_norm
 
     x, residual = (jax.random.normal(jax.random.key(i), (tokens, 4096), jnp.bfloat16) for i in range(2))
     weight = jnp.ones(4096, jnp.bfloat16)
 
-    def calls(x: jax.Array, residual: jax.Array, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
-        for _ in range(SMALL_CALLS):
+    def chain(x: jax.Array, residual: jax.Array, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
+        for _ in range(calls):
             residual, x = add_rms_norm(x, residual, weight, eps=1e-5, **options)
         return residual, x
 
-    return Program(partial(jax.jit(calls).lower(x, residual, weight).compile(), x, residual, weight), SMALL_CALLS)
+    return Program(partial(jax.jit(chain).lower(x, residual, weight).compile(), x, residual, weight), calls)
 
 
 def rounds(context: Context) -> int:

@@ -22,14 +22,15 @@ def count(folder: Path) -> dict[str, Any]:
     """Launches of the program that was dumped there.
 
     Returns:
-      `graphs`; `launches` in all, and `in_graphs` of them; `kinds`, how many there are of each. Empty if there is no
-      dump: only GPU programs have one.
+      `graphs`; `launches` in all, those of every branch, and `in_graphs` of them; `syncs`, branches and loops outside
+      any graph, for which the host waits until it can read which way they go; `kinds`, how many there are of each.
+      Empty if there is no dump: only GPU programs have one.
     """
     files = next((found for pattern in _FILES if (found := sorted(folder.glob(pattern)))), None)
     if not files:
         return {}
     kinds: collections.Counter[str] = collections.Counter()
-    graphs = in_graphs = 0
+    graphs = in_graphs = syncs = 0
     depth = None  # indentation of the graph that we are in
     for indent, kind in _THUNK.findall(files[-1].read_text(encoding="utf-8")):
         if depth is not None and len(indent) <= depth:
@@ -40,4 +41,11 @@ def count(folder: Path) -> dict[str, Any]:
         elif kind != "kSequential":
             kinds[kind] += 1
             in_graphs += depth is not None
-    return {"graphs": graphs, "launches": kinds.total(), "in_graphs": in_graphs, "kinds": dict(kinds.most_common())}
+            syncs += not indent and kind in ("kConditional", "kWhile")
+    return {
+        "graphs": graphs,
+        "launches": kinds.total(),
+        "in_graphs": in_graphs,
+        "syncs": syncs,
+        "kinds": dict(kinds.most_common()),
+    }

@@ -64,10 +64,12 @@ class Sizes:
 
 
 FULL = Sizes("llama-3.1-8b", {}, (1, 32, 256), (4096, 8192), 1024, 40, 32, 64)
-TINY = Sizes("tiny-llama", {"vocab_size": 256}, (2,), (16,), 12, 3, 2, 4, warm=1)
+TINY = Sizes("tiny-llama", {"vocab_size": 256, "num_hidden_layers": 1}, (2,), (16,), 12, 3, 2, 4, warm=1)
 
+COMMANDS = ("FUSION", "CUBLAS", "CUBLASLT", "CUDNN", "CUSTOM_CALL", "CONDITIONAL", "WHILE", "DYNAMIC_SLICE_FUSION")
 # Name -> compiler options that differ from the engine's; None: without that option.
 VARIANTS: dict[str, dict[str, Any]] = {
+    "all in graphs": {"xla_gpu_enable_command_buffer": ",".join(COMMANDS)},
     "without graphs": {"xla_gpu_enable_command_buffer": ""},
     "with split-K": {"xla_gpu_experimental_force_split_k": None},
 }

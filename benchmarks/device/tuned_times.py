@@ -15,7 +15,7 @@ from pallas_kernels import tune, tuning
 
 
 def run(report: Report, context: Context) -> None:
-    report.run("tune", partial(tuned, context, max(1.0, 0.8 * report.seconds_left)))
+    report.run("tune", partial(tuned, context, 1.0 if context.tiny else max(1.0, 0.75 * report.seconds_left)))
     jax.clear_caches()  # of programs that were traced with the old entries
     report.run_prepared(attention_items(context), threads=2 if context.tiny else THREADS)
 
@@ -25,17 +25,19 @@ def tuned(context: Context, budget: float) -> Mapping[str, Any]:
     lines: list[str] = []
     interpret = jax.default_backend() == "cpu"
     folder = context.scratch / "tuned" if context.tiny else tuning.FOLDER
-    rounds, most = (1, 2) if context.tiny else (5, 32)
+    rounds, most = (1, 2) if context.tiny else (5, 16)
 
     def say(line: str) -> None:
         print(line, flush=True)
         lines.append(line)
 
-    found = tune.tune(
-        shapes(context), budget=budget, folder=folder, interpret=interpret, say=say, rounds=rounds, most=most
-    )
-    if context.keep:
-        shutil.copytree(folder, context.keep / "tuned", dirs_exist_ok=True)
+    try:
+        found = tune.tune(
+            shapes(context), budget=budget, folder=folder, interpret=interpret, say=say, rounds=rounds, most=most
+        )
+    finally:
+        if context.keep and folder.exists():
+            shutil.copytree(folder, context.keep / "tuned", dirs_exist_ok=True)
     return {
         "entries": [
             {"kernel": job.kernel, "key": job.key, "best": results[0].tiles, "start": job.start, "tried": len(results)}

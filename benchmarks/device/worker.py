@@ -112,13 +112,12 @@ class Report:
             for name, prepare in todo.items():
                 self.run(name, lambda prepare=prepare: prepare()(), needs=1.0)
             return
-        with concurrent.futures.ThreadPoolExecutor(threads) as pool:
-            prepared = {name: pool.submit(prepare) for name, prepare in todo.items()}
-            for name, future in prepared.items():
-                left = max(0.0, self.seconds_left)
-                self.run(name, lambda future=future, left=left: future.result(timeout=left)(), needs=0.5)
-            for future in prepared.values():
-                future.cancel()
+        pool = concurrent.futures.ThreadPoolExecutor(threads)
+        prepared = {name: pool.submit(prepare) for name, prepare in todo.items()}
+        for name, future in prepared.items():
+            left = max(0.0, self.seconds_left)
+            self.run(name, lambda future=future, left=left: future.result(timeout=left)(), needs=0.5)
+        pool.shutdown(wait=False, cancel_futures=True)
 
     def _write(self, line: Mapping[str, Any]) -> None:
         with self._path.open("a", encoding="utf-8") as file:
@@ -151,6 +150,13 @@ def read(path: Path) -> tuple[list[dict[str, Any]], str | None]:
     return rows, begun
 
 
+def waits_for(path: Path) -> float:
+    """Seconds since the last item was begun, if it has not ended."""
+    if read(path)[1] is None:
+        return 0.0
+    return time.time() - path.stat().st_mtime
+
+
 def _first_line(error: Exception) -> str:
     lines = str(error).strip().splitlines()
     return lines[0][:300] if lines else ""
@@ -175,6 +181,9 @@ def main() -> None:
         report.run("import", partial(_raise, error))
     else:
         stage.run(report, context)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # what still compiles for an item that had no time left is not waited for
 
 
 def _raise(error: Exception) -> Mapping[str, Any]:
