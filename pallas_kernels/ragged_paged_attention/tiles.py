@@ -97,5 +97,7 @@ def _prefill_default(shape: Shape) -> Tiles:
     if shape.compute_bytes == 4:
         return Tiles(max(16, group), keys=16, splits=1, num_warps=8, num_stages=3)
     if width <= 128:
-        return Tiles(max(128, group), keys=64, splits=1, num_warps=8, num_stages=3)
+        # Dividing by another group than a power of two takes registers.
+        keys = 64 if group == shape.group else 32
+        return Tiles(max(128, group), keys=keys, splits=1, num_warps=8, num_stages=3)
     return Tiles(max(64, group), keys=32, splits=1, num_warps=8, num_stages=3)
