@@ -79,7 +79,9 @@ class Runner:
         self._admit: jax.stages.Compiled | None = None
         self.recompilations = 0
         model = module.config
-        num_pages = kv_cache.num_pages(config, model, step_bytes=0 if on_cpu else self._largest_step_bytes())
+        given = config.num_kv_blocks is not None or config.kv_cache_bytes is not None
+        step_bytes = 0 if on_cpu or given else self._largest_step_bytes()  # a compilation: only where it matters
+        num_pages = kv_cache.num_pages(config, model, step_bytes=step_bytes)
         self.kv_pages = kv_cache.empty_pages(model, num_pages, config.block_size, config.kv_cache_dtype)
 
     @property
