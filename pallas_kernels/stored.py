@@ -35,13 +35,20 @@ def narrow(x: jax.Array, dtype: Any) -> jax.Array:
     if dtype == jnp.uint16:
         return lax.bitcast_convert_type(x.astype(jnp.bfloat16), jnp.uint16)
     if dtype == jnp.int8:
-        return jnp.clip(jnp.round(x), -127, 127).astype(dtype)
+        return jnp.clip(_nearest(x), -127, 127).astype(dtype)
     if dtype.itemsize == 1:
         limit = float(jnp.finfo(dtype).max)
         x = jnp.where(x != x, x, jnp.clip(x, -limit, limit))  # a NaN stays one
         if dtype == jnp.float8_e4m3fn and not casts_e4m3(tuning.current_device()):
             return _float32_to_e4m3(x)
     return x.astype(dtype)
+
+
+def _nearest(x: jax.Array) -> jax.Array:
+    """The nearest integers, ties to even: Triton rounds down only."""
+    low = jnp.floor(x)
+    rest, odd = x - low, low - 2 * jnp.floor(low / 2) == 1
+    return low + ((rest > 0.5) | ((rest == 0.5) & odd))
 
 
 def _e4m3_to_float16(stored: jax.Array) -> jax.Array:
@@ -58,7 +65,7 @@ def _float32_to_e4m3(x: jax.Array) -> jax.Array:
     sign, size = (bits >> 24) & 0x80, jnp.abs(x)
     # 3 of 23 mantissa bits are kept: half of the last one is added, less a bit where that one is even.
     normal = (((bits & 0x7FFFFFFF) + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - ((127 - 7) << 3)
-    subnormal = jnp.round(size * 512).astype(jnp.uint32)  # in units of 2^-9; 8 of them are the first normal number
+    subnormal = _nearest(size * 512).astype(jnp.uint32)  # in units of 2^-9; 8 of them are the first normal number
     code = jnp.where(size < 2.0**-6, subnormal, normal)
     code = jnp.where(x != x, jnp.uint32(0x7F), code)
     return lax.bitcast_convert_type((sign | code).astype(jnp.uint8), jnp.float8_e4m3fn)
