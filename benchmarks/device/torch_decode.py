@@ -54,7 +54,7 @@ class Peer:
         default = torch.get_default_dtype()
         torch.set_default_dtype(torch.bfloat16)
         try:
-            with torch.device(self.device), torch.inference_mode():
+            with torch.device(self.device), torch.no_grad():
                 self.model = LlamaForCausalLM(self.config).eval()
         finally:
             torch.set_default_dtype(default)
@@ -79,7 +79,7 @@ class Peer:
         if compiled:
             forward = torch.compile(forward, mode="reduce-overhead", fullgraph=True)
         times = []
-        with torch.inference_mode():
+        with torch.no_grad():
             token = self._next(self.model.forward, ids, cache, 0)
             self._finish()
             for i in range(self.steps):
