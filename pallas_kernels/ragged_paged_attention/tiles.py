@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 
 from pallas_kernels import tuning
 from pallas_kernels.padding import power_of_two
+from pallas_kernels.stored import casts_e4m3
 
 
 @dataclass(frozen=True)
@@ -91,11 +92,13 @@ def _decode_default(shape: Shape) -> Tiles:
 
 
 def _prefill_default(shape: Shape) -> Tiles:
-    """As large as the registers and the shared memory of sm_80 allow."""
+    """As large as registers and shared memory allow; chips without casts of 8-bit numbers need registers for these."""
     width = power_of_two(shape.head_dim)
     group = power_of_two(shape.group)
     if shape.compute_bytes == 4:
-        return Tiles(max(16, group), keys=16, splits=1, num_warps=8, num_stages=3)
+        return Tiles(max(16, group), keys=16, splits=1, num_warps=4, num_stages=3)
+    if shape.pool_dtype in ("int8", "float8_e4m3fn", "float8_e5m2") and not casts_e4m3(tuning.current_device()):
+        return Tiles(max(64, group), keys=32, splits=1, num_warps=8, num_stages=3 if width <= 128 else 1)
     if width <= 128:
         # Dividing by another group than a power of two takes registers.
         keys = 64 if group == shape.group else 32
