@@ -7,16 +7,15 @@ over the ends of rows too, so short contexts keep the memory as busy as long one
 with one query, and rows with more, several queries of which go through the matrix unit together. Each writes its
 tokens into one zeroed output.
 
-Covered: any number of query heads per KV head, float32 and bfloat16 (as itself or as bits) pools with any number of KV
-heads, int8 and float8 pools with 2 or a multiple of 4 KV heads, head_dim up to 128 or a multiple of 128. Where head_dim
-is no multiple of 128, XLA keeps a pool in another order of axes by default and would copy it for every call: hold it in
-row-major order then (`jax.experimental.layout`), or pad head_dim. Products are of bfloat16 where queries and pool have
-no more precision, else of float32. Sums are float32. float16 queries are computed as float32; TPUs have no float16
-pages.
+Covered: any numbers of heads; head_dim up to 128 or a multiple of 128; every pool but float16, which TPUs do not have.
+Where 2K is neither 2 (float32, bfloat16), 4 nor a multiple of 8, or head_dim no multiple of 128, XLA keeps a pool in
+another order of axes by default and would copy it for every call: hold it in row-major order then
+(`jax.experimental.layout`). bfloat16 and 8-bit pools with a number of KV heads that is neither 1, 2 nor a multiple of 4
+are slower. Products are of bfloat16 where neither queries nor pool have more precision, else of float32; sums are
+float32. float16 queries are computed as float32. Lengths and page numbers are not checked.
 """
 
 import functools
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -25,75 +24,20 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-LANES = 128
-DECODE_BYTES = 2**20  # of one tile of keys and values
-DECODE_DEPTH = 4  # tiles in the ring: what hides the latency of HBM
-PREFILL_KEYS = 512  # per tile
+from pallas_kernels.ragged_paged_attention.tpu_walk import LANES, Batch, Plan, Tile, Walk
+
+# What decides the speed: found from the schedules that Mosaic makes for these chips, not on the chips themselves.
+DECODE_BYTES, DECODE_DEPTH = 2**20, 4  # of a tile of keys and values; tiles in the ring, to hide the latency of HBM
+PREFILL_BYTES, PREFILL_DEPTH = 2**21, 2
 PREFILL_ROWS = 512  # queries x heads of a group per item, at most
-PREFILL_DEPTH = 2
-VMEM_BYTES = 64 * 2**20  # what the chip with the least has
+STATE_BYTES = 2**23  # of an item's float32 maxima, sums and weighted values, at most
+MAX_KEYS = 512  # per tile
+UNROLL = 16  # copies that are started without a jump between them
+VMEM_BYTES = 48 * 2**20  # of the 64 MiB that the chip with the least has
+SMEM_BYTES = 960 * 2**10  # of 1 MiB
 
 _LOWEST = -1e30  # stands for -inf: differences of it stay finite
 _LOG2E = 1.4426950408889634
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """What is static in a launch.
-
-    Attributes:
-      several: whether it serves the rows with several queries, or those with one.
-      queries: per item.
-      keys: per tile.
-      depth: tiles in the ring.
-      cores: programs, each of which takes every cores-th item.
-      kv_heads, group, head_dim: K, G, H.
-      page_size: tokens per page.
-      max_pages: width of the page table.
-      dtype: of the operands of products.
-      sliding_window: as in the operation.
-      soft_cap: in units of log2.
-    """
-
-    several: bool
-    queries: int
-    keys: int
-    depth: int
-    cores: int
-    kv_heads: int
-    group: int
-    head_dim: int
-    page_size: int
-    max_pages: int
-    dtype: Any
-    sliding_window: int | None
-    soft_cap: float | None
-
-    @property
-    def rows(self) -> int:
-        """Rows of an item's matrix of queries: those of one token are neighbours."""
-        return self.queries * self.group
-
-    @property
-    def lanes(self) -> int:
-        """Numbers of a head that lie side by side in a buffer of keys and values."""
-        return min(self.head_dim, LANES)
-
-    @property
-    def chunk(self) -> int:
-        """Tokens copied at a time."""
-        return min(self.page_size, self.keys)
-
-
-class _Batch(NamedTuple):
-    """Scalars of the batch, in SMEM: i32 but for `scales`, f32[2], of scores (to units of log2) and of values."""
-
-    layer: Any
-    num_seqs: Any
-    cu_q_lens: Any
-    kv_lens: Any
-    page_indices: Any  # [S * max_pages]
-    scales: Any
 
 
 class _Scratch(NamedTuple):
@@ -102,6 +46,7 @@ class _Scratch(NamedTuple):
     Attributes:
       kv: [depth, H / lanes, keys, 2K, lanes] the ring.
       wide: [H / lanes, keys, 2K, lanes] bfloat16, a tile of a pool of bytes; None for other pools.
+      apart: [2, K, keys, H] keys and values of a tile, head by head; None where they are used as they are taken apart.
       q: [depth, queries, N, H] queries that came with an item's first tile.
       folded: [K, R, H] the item's queries.
       high, total: f32[K, R, LANES] running maximum and sum, the same in all lanes.
@@ -113,6 +58,7 @@ class _Scratch(NamedTuple):
 
     kv: Any
     wide: Any
+    apart: Any
     q: Any
     folded: Any
     high: Any
@@ -125,90 +71,7 @@ class _Scratch(NamedTuple):
     out_sems: Any
 
 
-class _Cursor(NamedTuple):
-    """A tile of keys: the row, the offset of the item's first query among the row's, and the first key's position."""
-
-    row: jax.Array
-    offset: jax.Array
-    key: jax.Array
-
-
-class _Item(NamedTuple):
-    """Where an item's queries and keys are.
-
-    Attributes:
-      token: of the first query.
-      count: of queries.
-      position: of the first query.
-      start: of the keys that are read, a multiple of the chunk.
-      end: one past the last key.
-    """
-
-    token: jax.Array
-    count: jax.Array
-    position: jax.Array
-    start: jax.Array
-    end: jax.Array
-
-
-class _Walk(NamedTuple):
-    """The order in which a core takes the tiles of the batch."""
-
-    plan: _Plan
-    batch: _Batch
-
-    def item(self, row: jax.Array, offset: jax.Array) -> _Item:
-        row = jnp.minimum(row, self.batch.kv_lens.shape[0] - 1)
-        first, kv_len = self.batch.cu_q_lens[row], self.batch.kv_lens[row]
-        q_len = self.batch.cu_q_lens[row + 1] - first
-        count = jnp.minimum(q_len - offset, self.plan.queries)
-        position = kv_len - q_len + offset
-        start = jnp.int32(0)
-        if self.plan.sliding_window is not None:
-            start = jnp.maximum(position - self.plan.sliding_window + 1, 0) // self.plan.chunk * self.plan.chunk
-        return _Item(first + offset, count, position, start, jnp.minimum(kv_len, position + count))
-
-    def first(self) -> _Cursor:
-        return self._at(jnp.int32(0), self._first_offset(jnp.int32(0)))
-
-    def next(self, cursor: _Cursor) -> _Cursor:
-        key = cursor.key + self.plan.keys
-        over = key >= self.item(cursor.row, cursor.offset).end
-        step = self.plan.cores * self.plan.queries
-        after = self._at(cursor.row, cursor.offset + jnp.where(over, step, 0))
-        return after._replace(key=jnp.where(over, after.key, key))
-
-    def live(self, cursor: _Cursor) -> jax.Array:
-        return cursor.row < self.batch.num_seqs[0]
-
-    def _first_offset(self, row: jax.Array) -> jax.Array:
-        """Where this core begins in a row: cores take turns at the items of a row, and at rows of one item."""
-        if self.plan.cores == 1:
-            return jnp.int32(0)
-        return (row + pl.program_id(0)) % self.plan.cores * self.plan.queries
-
-    def _stops(self, row: jax.Array, offset: jax.Array) -> jax.Array:
-        """Whether there is an item here, or nothing but padding."""
-        row = jnp.minimum(row, self.batch.kv_lens.shape[0] - 1)
-        q_len = self.batch.cu_q_lens[row + 1] - self.batch.cu_q_lens[row]
-        mine = q_len > 1 if self.plan.several else q_len == 1
-        return mine & (offset < q_len)
-
-    def _at(self, row: jax.Array, offset: jax.Array) -> _Cursor:
-        """The first tile of the first item at or after this place."""
-        num_seqs = self.batch.num_seqs[0]
-
-        def skip(state):
-            row = state[0] + 1
-            offset = self._first_offset(row)
-            return row, offset, (row >= num_seqs) | self._stops(row, offset)
-
-        state = (row, offset, (row >= num_seqs) | self._stops(row, offset))
-        row, offset, _ = lax.while_loop(lambda state: ~state[2], skip, state)
-        return _Cursor(row, offset, self.item(row, offset).start)
-
-
-def _each(count: jax.Array, body) -> None:
+def _each(count: Any, body) -> None:
     """body(i) for i below count."""
     lax.fori_loop(0, count, lambda i, _: (body(i), 0)[1], 0)
 
@@ -224,58 +87,63 @@ def _pieces(count: jax.Array, limit: int, copy) -> None:
 class _Copies(NamedTuple):
     """The copies between HBM and VMEM: each function starts one or, with `wait`, waits for it."""
 
-    plan: _Plan
-    batch: _Batch
+    plan: Plan
+    batch: Batch
     scratch: _Scratch
     q: Any
     kv_pages: Any
     out: Any
 
-    def fetch(self, cursor: _Cursor, item: _Item, slot: jax.Array, *, wait: bool) -> None:
-        """The keys and values of a tile, and the item's queries if it is the first."""
+    def tile(self, tile: Tile, slot: jax.Array, *, wait: bool) -> None:
+        """The keys and values of a tile."""
         plan, chunk = self.plan, self.plan.chunk
-        count = (jnp.minimum(item.end - cursor.key, plan.keys) + chunk - 1) // chunk
+        chunks = plan.keys // chunk
+        count = jnp.minimum((tile.end - tile.key + chunk - 1) // chunk, chunks)
+        row = tile.row * plan.max_pages
 
         def copy(i):
-            position = cursor.key + i * chunk
-            page = self.batch.page_indices[cursor.row * plan.max_pages + position // plan.page_size]
+            position = tile.key + i * chunk
+            page = self.batch.page_indices[row + position // plan.page_size]
+            place = pl.ds(pl.multiple_of(position % plan.page_size, chunk), chunk)
             for group in range(plan.head_dim // plan.lanes):
-                self._do(
-                    self.kv_pages.at[
-                        self.batch.layer[0],
-                        page,
-                        pl.ds(pl.multiple_of(position % plan.page_size, chunk), chunk),
-                        :,
-                        pl.ds(group * plan.lanes, plan.lanes),
-                    ],
-                    self.scratch.kv.at[slot, group, pl.ds(pl.multiple_of(i * chunk, chunk), chunk)],
-                    self.scratch.kv_sems.at[slot],
-                    wait,
-                )
+                lanes = pl.ds(group * plan.lanes, plan.lanes)
+                source = self.kv_pages.at[self.batch.layer[0], page, place, :, lanes]
+                target = self.scratch.kv.at[slot, group, pl.ds(pl.multiple_of(i * chunk, chunk), chunk)]
+                self._do(source, target, self.scratch.kv_sems.at[slot], wait)
 
-        _each(count, copy)
+        @pl.when(count == chunks)
+        def _():
+            if wait:
+                whole = self.scratch.kv.at[slot]
+                self._do(whole, whole, self.scratch.kv_sems.at[slot], wait)
+            else:
+                lax.fori_loop(0, chunks, lambda i, _: (copy(i), 0)[1], 0, unroll=min(chunks, plan.unroll))
 
-    def queries(self, item: _Item, slot: jax.Array, *, wait: bool) -> None:
+        pl.when(count < chunks)(lambda: _each(count, copy))
+
+    def queries(self, tile: Tile, slot: jax.Array, *, wait: bool) -> None:
+        """The queries of a tile's item."""
+
         def copy(offset, size):
-            self._do(
-                self.q.at[pl.ds(item.token + offset, size)],
-                self.scratch.q.at[slot, pl.ds(offset, size)],
-                self.scratch.q_sems.at[slot],
-                wait,
-            )
+            source = self.q.at[pl.ds(tile.token + offset, size)]
+            target = self.scratch.q.at[slot, pl.ds(offset, size)]
+            self._do(source, target, self.scratch.q_sems.at[slot], wait)
 
-        _pieces(item.count, self.plan.queries, copy)
+        _pieces(self.count(tile), self.plan.queries, copy)
 
     def results(self, token: jax.Array, count: jax.Array, slot: jax.Array, *, wait: bool) -> None:
+        """The output of `count` tokens from this one on."""
+
         def copy(offset, size):
-            self._do(
-                self.scratch.out.at[slot, pl.ds(offset, size)],
-                self.out.at[pl.ds(token + offset, size)],
-                self.scratch.out_sems.at[slot],
-                wait,
-            )
+            source = self.scratch.out.at[slot, pl.ds(offset, size)]
+            target = self.out.at[pl.ds(token + offset, size)]
+            self._do(source, target, self.scratch.out_sems.at[slot], wait)
 
         _pieces(count, self.plan.queries, copy)
+
+    def count(self, tile: Tile) -> jax.Array:
+        """Queries of a tile's item."""
+        return jnp.minimum(tile.q_len - tile.offset, self.plan.queries)
 
     @staticmethod
     def _do(source, target, semaphore, wait: bool) -> None:
@@ -286,91 +154,121 @@ class _Copies(NamedTuple):
 class _Arithmetic(NamedTuple):
     """Flash attention of an item's queries over its tiles."""
 
-    plan: _Plan
-    batch: _Batch
+    plan: Plan
+    batch: Batch
     scratch: _Scratch
     sinks: Any  # f32[N, LANES] in units of log2, the same in all lanes; or None
 
     def begin(self, slot: jax.Array) -> None:
-        """Takes up the item whose queries lie in this slot."""
+        """Takes up the item whose queries lie in this slot. The rows that pad its matrices hold anything."""
         plan, scratch = self.plan, self.scratch
-        shape = (plan.rows, LANES)
+        rows = plan.queries * plan.group
+        scratch.acc[...] = jnp.zeros(scratch.acc.shape, jnp.float32)
+        scratch.high[...] = jnp.full(scratch.high.shape, _LOWEST)
+        scratch.total[...] = jnp.full(scratch.total.shape, 0.0 if self.sinks is None else 1.0)
         for head in range(plan.kv_heads):
             heads = slice(head * plan.group, (head + 1) * plan.group)
-            queries = scratch.q[slot, :, heads, :].astype(jnp.float32)
-            scratch.folded[head] = queries.reshape(plan.rows, plan.head_dim).astype(plan.dtype)
-            if self.sinks is None:
-                scratch.high[head] = jnp.full(shape, _LOWEST)
-                scratch.total[head] = jnp.zeros(shape)
-            else:
+            queries = scratch.q[slot, :, heads, :].astype(jnp.float32) * self.batch.scales[0]
+            scratch.folded[head, :rows, :] = queries.reshape(rows, plan.head_dim).astype(plan.dtype)
+            if self.sinks is not None:
                 sinks = jnp.broadcast_to(self.sinks[heads, :][None], (plan.queries, plan.group, LANES))
-                scratch.high[head] = sinks.reshape(shape)
-                scratch.total[head] = jnp.ones(shape)
-            scratch.acc[head] = jnp.zeros((plan.rows, plan.head_dim))
+                scratch.high[head, :rows, :] = sinks.reshape(rows, LANES)
 
     def end(self, slot: jax.Array) -> None:
         """Puts the item's output into this slot of `out`."""
         plan, scratch = self.plan, self.scratch
+        rows = plan.queries * plan.group
         for head in range(plan.kv_heads):
-            out = scratch.acc[head] * (self.batch.scales[1] / scratch.total[head][:, :1])
+            out = scratch.acc[head, :rows, :] * (self.batch.scales[1] / scratch.total[head, :rows, :1])
             out = out.reshape(plan.queries, plan.group, plan.head_dim)
             scratch.out[slot, :, head * plan.group : (head + 1) * plan.group, :] = out.astype(scratch.out.dtype)
 
-    def tile(self, cursor: _Cursor, item: _Item, slot: jax.Array) -> None:
+    def tile(self, tile: Tile, slot: jax.Array) -> None:
         """Adds the tile of keys and values that lies in this slot."""
         plan, scratch = self.plan, self.scratch
-        window = plan.sliding_window
+        self._blank(tile, slot)
         if scratch.wide is not None:
             scratch.wide[...] = scratch.kv[slot].astype(jnp.bfloat16)
-
-        keys = cursor.key + lax.broadcasted_iota(jnp.int32, (plan.keys, 1), 0)
-        live = keys < item.end
-        # The query of row r stands at item.position + r // G, and r // G >= x just where r >= x * G.
-        row = lax.broadcasted_iota(jnp.int32, (plan.rows, 1), 0)
-        ahead = lax.broadcasted_iota(jnp.int32, (1, plan.keys), 1) + (cursor.key - item.position)
-        seen = row >= ahead * plan.group
-        if window is not None:
-            live &= keys > item.position - window
-            seen &= row < (ahead + window) * plan.group
-
+        seen = self._seen(tile)
+        if not plan.several:
+            for first in range(0, plan.kv_heads, plan.heads):
+                self._add(first, [self._read(first + i, slot) for i in range(plan.heads)], seen)
+            return
         for head in range(plan.kv_heads):
-            k, v = self._read(head, slot, live)
-            s = _dot(scratch.folded[head], k, 1) * self.batch.scales[0]
-            if plan.soft_cap is not None:
-                s = plan.soft_cap * jnp.tanh(s / plan.soft_cap)
-            s = jnp.where(seen, s, _LOWEST)
-            old = scratch.high[head]
-            high = jnp.maximum(old, jnp.max(s, axis=1, keepdims=True))
-            # Before its window begins, a query weighs keys that it does not see; `keep` is 0 at the first that it sees.
-            weights = jnp.exp2(s - high[:, :1])
-            keep = jnp.exp2(old - high)
-            scratch.high[head] = high
-            scratch.total[head] = scratch.total[head] * keep + jnp.sum(weights, axis=1, keepdims=True)
-            scratch.acc[head] = scratch.acc[head] * keep[:, :1] + _dot(weights.astype(plan.dtype), v, 0)
+            scratch.apart[0, head], scratch.apart[1, head] = self._read(head, slot)
+        _each(plan.kv_heads, lambda head: self._add(head, [(scratch.apart[0, head], scratch.apart[1, head])], seen))
 
-    def _read(self, head: int, slot: jax.Array, live: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """One head's keys and values [keys, H] of the tile in this slot; zero values where `live` is false."""
+    def _blank(self, tile: Tile, slot: jax.Array) -> None:
+        """Puts zeros where the tile has no keys and values: there may be NaN, and 0 * NaN is NaN."""
+        kv, keys = self.scratch.kv, self.plan.keys
+        size = min(32, keys)
+
+        def put(at):
+            kv[slot, :, at] = jnp.zeros((kv.shape[1], at.size, *kv.shape[3:]), kv.dtype)
+
+        @pl.when(tile.end - tile.key < keys)
+        def _():
+            count = tile.end - tile.key
+            blocks = (count + size - 1) // size
+            lax.fori_loop(count, blocks * size, lambda i, _: (put(pl.ds(i, 1)), 0)[1], 0)
+            lax.fori_loop(blocks, keys // size, lambda i, _: (put(pl.ds(i * size, size)), 0)[1], 0)
+
+    def _seen(self, tile: Tile) -> jax.Array:
+        """bool[R or 1, keys]: whether the query sees the key."""
+        plan = self.plan
+        # The query of row r stands at position + r // G, and r // G >= x just where r >= x * G.
+        row = lax.broadcasted_iota(jnp.int32, (plan.rows if plan.several else 1, 1), 0)
+        ahead = lax.broadcasted_iota(jnp.int32, (1, plan.keys), 1) + (tile.key - tile.position)
+        seen = row >= ahead * plan.group
+        if plan.sliding_window is not None:
+            seen &= row < (ahead + plan.sliding_window) * plan.group
+        return seen
+
+    def _add(self, first: Any, kv: list[tuple[jax.Array, jax.Array]], seen: jax.Array) -> None:
+        """Adds the keys and values [keys, H] of some KV heads from `first` on."""
+        plan, scratch = self.plan, self.scratch
+        heads = pl.ds(first, len(kv))
+        s = jnp.stack([_dot(scratch.folded[first + i], k, 1) for i, (k, _) in enumerate(kv)])
+        if plan.soft_cap is not None:
+            s = plan.soft_cap * jnp.tanh(s / plan.soft_cap)
+        s = jnp.where(seen[None], s, _LOWEST)
+        old = scratch.high[heads]
+        high = jnp.maximum(old, jnp.max(s, axis=2, keepdims=True))
+        # Before its window begins, a query weighs keys that it does not see; `keep` is 0 at the first that it sees.
+        weights = jnp.exp2(s - _widen(high, plan.keys))
+        keep = jnp.exp2(old - high)
+        scratch.high[heads] = high
+        scratch.total[heads] = scratch.total[heads] * keep + jnp.sum(weights, axis=2, keepdims=True)
+        weights = weights.astype(plan.dtype)
+        values = jnp.stack([_dot(weights[i], v, 0) for i, (_, v) in enumerate(kv)])
+        scratch.acc[heads] = scratch.acc[heads] * _widen(keep, plan.head_dim) + values
+
+    def _read(self, head: int, slot: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """One head's keys and values [keys, H] of the tile in this slot."""
         plan, scratch = self.plan, self.scratch
         keys, values = [], []
         for group in range(plan.head_dim // plan.lanes):
-            tile = scratch.kv.at[slot, group] if scratch.wide is None else scratch.wide.at[group]
-            if tile.dtype == jnp.float32:
-                k, v = tile[:, 2 * head, :], tile[:, 2 * head + 1, :]
-                v = jnp.where(live, v, 0)  # 0 * NaN is NaN
+            ref = scratch.kv.at[slot, group] if scratch.wide is None else scratch.wide.at[group]
+            if ref.dtype == jnp.float32:
+                k, v = ref[:, 2 * head, :], ref[:, 2 * head + 1, :]
             else:
                 # A key and its value share 32-bit words, the key in the low half. Bits on top make a float32.
-                words = tile.bitcast(jnp.uint32)
+                words = ref.bitcast(jnp.uint32)
                 if plan.kv_heads in (1, 2) or plan.kv_heads % 4 == 0:
                     words = words.reshape(plan.keys * plan.kv_heads, plan.lanes)
                     words = words[pl.ds(head, plan.keys, plan.kv_heads), :]
                 else:  # several times slower
                     words = words[:, head, :]
-                words = jnp.where(live, words, jnp.uint32(0))
                 k = pltpu.bitcast(words << 16, jnp.float32)
                 v = pltpu.bitcast(words & jnp.uint32(0xFFFF0000), jnp.float32)
             keys.append(k.astype(plan.dtype))
             values.append(v.astype(plan.dtype))
         return jnp.concatenate(keys, axis=1), jnp.concatenate(values, axis=1)
+
+
+def _widen(x: jax.Array, width: int) -> jax.Array:
+    """x [.., LANES], the same in all lanes, as [.., width]: moves nothing between lanes."""
+    return x[..., :width] if width <= LANES else jnp.concatenate([x] * (width // LANES), axis=-1)
 
 
 def _dot(x: jax.Array, y: jax.Array, axis: int) -> jax.Array:
@@ -380,61 +278,60 @@ def _dot(x: jax.Array, y: jax.Array, axis: int) -> jax.Array:
     return lax.dot_general(x, y, dimensions, precision=precision, preferred_element_type=jnp.float32)
 
 
-def _kernel(*refs, plan: _Plan, has_sinks: bool, has_wide: bool) -> None:
+def _kernel(*refs, plan: Plan, has_sinks: bool, has_wide: bool) -> None:
     refs = list(refs)
-    batch = _Batch(*(refs.pop(0) for _ in _Batch._fields))
+    batch = Batch(*(refs.pop(0) for _ in Batch._fields))
     q, kv_pages = refs.pop(0), refs.pop(0)
     sinks = refs.pop(0) if has_sinks else None
     del refs[0]  # what `out` holds before: zeros
     out = refs.pop(0)
     if not has_wide:
         refs.insert(1, None)
+    if not plan.several:
+        refs.insert(2, None)
     scratch = _Scratch(*refs)
-    walk = _Walk(plan, batch)
+    walk = Walk(plan, batch)
     copies = _Copies(plan, batch, scratch, q, kv_pages, out)
     arithmetic = _Arithmetic(plan, batch, scratch, sinks)
 
-    def fetch(cursor: _Cursor, slot: jax.Array) -> _Cursor:
+    def fetch(tile: Tile, slot: jax.Array) -> Tile:
         """Starts the copies of a tile, if there is one; the next tile."""
 
-        @pl.when(walk.live(cursor))
+        @pl.when(walk.live(tile))
         def _():
-            item = walk.item(cursor.row, cursor.offset)
-            copies.fetch(cursor, item, slot, wait=False)
-            pl.when(cursor.key == item.start)(lambda: copies.queries(item, slot, wait=False))
+            copies.tile(tile, slot, wait=False)
+            pl.when(tile.key == tile.start)(lambda: copies.queries(tile, slot, wait=False))
 
-        return walk.next(cursor)
+        return walk.next(tile)
 
     def step(state):
         """Works on tile number `number`, of item number `items`."""
-        number, items, cursor, ahead = state
+        number, items, tile, ahead = state
         ahead = fetch(ahead, (number + plan.depth - 1) % plan.depth)
         slot, out_slot = number % plan.depth, items % 2
-        item = walk.item(cursor.row, cursor.offset)
 
-        @pl.when(cursor.key == item.start)
+        @pl.when(tile.key == tile.start)
         def _():
-            copies.queries(item, slot, wait=True)
+            copies.queries(tile, slot, wait=True)
             arithmetic.begin(slot)
 
-        copies.fetch(cursor, item, slot, wait=True)
-        arithmetic.tile(cursor, item, slot)
-        last = cursor.key + plan.keys >= item.end
+        copies.tile(tile, slot, wait=True)
+        arithmetic.tile(tile, slot)
+        last = tile.key + plan.keys >= tile.end
 
         @pl.when(last)
         def _():
             copies.results(jnp.int32(0), scratch.pending[out_slot], out_slot, wait=True)
             arithmetic.end(out_slot)
-            scratch.pending[out_slot] = item.count
-            copies.results(item.token, item.count, out_slot, wait=False)
+            scratch.pending[out_slot] = copies.count(tile)
+            copies.results(tile.token, copies.count(tile), out_slot, wait=False)
 
-        return number + 1, items + last.astype(jnp.int32), walk.next(cursor), ahead
+        return number + 1, items + last.astype(jnp.int32), walk.next(tile), ahead
 
     scratch.pending[0] = scratch.pending[1] = jnp.int32(0)
-    cursor = ahead = walk.first()
-    for slot in range(plan.depth - 1):
-        ahead = fetch(ahead, jnp.int32(slot))
-    lax.while_loop(lambda state: walk.live(state[2]), step, (jnp.int32(0), jnp.int32(0), cursor, ahead))
+    tile = walk.first()
+    ahead = lax.fori_loop(0, plan.depth - 1, lambda slot, ahead: fetch(ahead, slot), tile)
+    lax.while_loop(lambda state: walk.live(state[2]), step, (jnp.int32(0), jnp.int32(0), tile, ahead))
     for slot in range(2):
         copies.results(jnp.int32(0), scratch.pending[slot], jnp.int32(slot), wait=True)
 
@@ -462,7 +359,7 @@ def ragged_paged_attention(
 
     `interpret` may also be `pltpu.InterpretParams`, which knows float32 pools only.
     """
-    check_covered(kv_pages)
+    check_covered(kv_pages, page_indices)
     dtype = q.dtype
     if dtype == jnp.float16:
         q = q.astype(jnp.float32)
@@ -472,19 +369,19 @@ def ragged_paged_attention(
             jnp.float32(1) * (1 if v_scale is None else v_scale),
         ]
     )
-    batch = _Batch(layer, num_seqs, cu_q_lens, kv_lens, page_indices.reshape(-1), scales)
+    batch = Batch(layer, num_seqs, cu_q_lens, kv_lens, page_indices.reshape(-1), scales)
     if sinks is not None:
         sinks = jnp.broadcast_to(sinks.astype(jnp.float32)[:, None] * _LOG2E, (len(sinks), LANES))
     out = jnp.zeros_like(q)
     for several in (False,) if decode_only else (False, True):
-        plan = _make_plan(q, kv_pages, page_indices.shape[1], several, _cores(interpret), sliding_window, soft_cap)
+        plan = _make_plan(q, kv_pages, page_indices.shape[1], several, interpret, sliding_window, soft_cap)
         out = _launch(plan, batch, q, kv_pages, sinks, out, interpret)
     return out.astype(dtype)
 
 
 def _launch(
-    plan: _Plan,
-    batch: _Batch,
+    plan: Plan,
+    batch: Batch,
     q: jax.Array,
     kv_pages: jax.Array,
     sinks: jax.Array | None,
@@ -500,6 +397,7 @@ def _launch(
     scratch = [
         pltpu.VMEM((plan.depth, *tile), kv_pages.dtype),
         *([pltpu.VMEM(tile, jnp.bfloat16)] if wide else []),
+        *([pltpu.VMEM((2, plan.kv_heads, plan.keys, plan.head_dim), plan.dtype)] if plan.several else []),
         pltpu.VMEM((plan.depth, plan.queries, heads, plan.head_dim), q.dtype),
         pltpu.VMEM((*rows, plan.head_dim), plan.dtype),
         pltpu.VMEM((*rows, LANES), jnp.float32),
@@ -525,7 +423,9 @@ def _launch(
         ),
         out_shape=jax.ShapeDtypeStruct(out.shape, out.dtype),
         input_output_aliases={len(batch) + len(inputs) - 1: 0},
-        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel",), vmem_limit_bytes=VMEM_BYTES),
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel",), vmem_limit_bytes=VMEM_BYTES, disable_bounds_checks=True
+        ),
         name=f"ragged_paged_attention_{'prefill' if plan.several else 'decode'}",
         interpret=interpret,
     )(*batch, *inputs)
@@ -536,26 +436,27 @@ def _make_plan(
     kv_pages: jax.Array,
     max_pages: int,
     several: bool,
-    cores: int,
+    interpret: Any,
     sliding_window: int | None,
     soft_cap: float | None,
-) -> _Plan:
+) -> Plan:
     tokens, heads, head_dim = q.shape
     page_size, kv_heads = kv_pages.shape[2], kv_pages.shape[3] // 2
     group = heads // kv_heads
+    tile_bytes, depth, queries = DECODE_BYTES, DECODE_DEPTH, 1
     if several:
-        queries = min(_power_of_two(PREFILL_ROWS // group), _power_of_two(tokens))
-        keys, depth = PREFILL_KEYS, PREFILL_DEPTH
-    else:
-        queries, depth = 1, DECODE_DEPTH
-        keys = _power_of_two(DECODE_BYTES // (2 * kv_heads * head_dim * kv_pages.dtype.itemsize))
+        tile_bytes, depth = PREFILL_BYTES, PREFILL_DEPTH
+        state = STATE_BYTES // (heads * (head_dim + 2 * LANES) * 4)
+        queries = _power_of_two(min(PREFILL_ROWS // group, state, tokens))
+    keys = _power_of_two(tile_bytes // (2 * kv_heads * head_dim * kv_pages.dtype.itemsize))
     narrow = q.dtype == jnp.bfloat16 and kv_pages.dtype != jnp.float32
-    return _Plan(
+    return Plan(
         several=several,
         queries=queries,
-        keys=max(LANES, min(keys, PREFILL_KEYS)),
+        keys=max(LANES, min(keys, MAX_KEYS)),
         depth=depth,
-        cores=cores,
+        unroll=1 if interpret else UNROLL,
+        cores=_cores(interpret),
         kv_heads=kv_heads,
         group=group,
         head_dim=head_dim,
@@ -580,14 +481,14 @@ def _cores(interpret: Any) -> int:
     return getattr(device, "num_cores", None) or 1
 
 
-def check_covered(kv_pages: jax.Array) -> None:
-    """Raises NotImplementedError for a pool that these kernels do not take."""
-    kv_heads, head_dim = kv_pages.shape[3] // 2, kv_pages.shape[4]
+def check_covered(kv_pages: jax.Array, page_indices: jax.Array) -> None:
+    """Raises NotImplementedError for what these kernels do not take."""
+    head_dim = kv_pages.shape[4]
     if kv_pages.dtype == jnp.float16:
         raise NotImplementedError("tpu: there are no float16 kv_pages on TPUs, use bfloat16 or float32")
     if head_dim > LANES and head_dim % LANES:
         raise NotImplementedError(f"tpu: head_dim must be at most {LANES} or a multiple of it, got {head_dim}")
-    if kv_pages.dtype.itemsize == 1 and kv_heads != 2 and kv_heads % 4:
+    if page_indices.size * 4 > SMEM_BYTES:
         raise NotImplementedError(
-            f"tpu: {kv_pages.dtype} kv_pages must have 2 or a multiple of 4 KV heads, got {kv_heads}"
+            f"tpu: page_indices must fit in {SMEM_BYTES} bytes, got shape {page_indices.shape}: use larger pages"
         )

@@ -1,0 +1,197 @@
+"""What is particular to the TPU kernels: their layouts, copies that overlap, and the real compiler for each chip."""
+
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.layout import Format, Layout
+from jax.experimental.pallas import tpu as pltpu
+from jax.sharding import NamedSharding, PartitionSpec
+
+from pallas_kernels import deviceless
+from pallas_kernels.ragged_paged_attention import reference, tpu
+from pallas_kernels.ragged_paged_attention.cases import Case, Inputs, make_inputs
+from pallas_kernels.write_kv import reference as write_reference
+from pallas_kernels.write_kv import tpu as write_tpu
+
+CHIPS = ("v5e", "v5p", "v6e", "v7x")
+TOLERANCE = {"float32": 2e-5, "bfloat16": 2e-2}
+
+MIXED = Case(
+    rows=((1, 300), (1, 5), (0, 0), (1, 256), (5, 140), (37, 290)),
+    tokens=48,
+    num_rows=8,
+    max_pages=24,
+    heads=8,
+    kv_heads=4,
+    head_dim=128,
+    dtype="bfloat16",
+)
+CASES = {
+    "three_kv_heads": replace(MIXED, heads=9, kv_heads=3),
+    "one_kv_head_window": replace(MIXED, heads=5, kv_heads=1, sliding_window=100, sinks=True),
+    "float8": replace(MIXED, pool_dtype="float8_e4m3fn", k_scale=0.5, v_scale=2.0),
+    "float32_queries_bfloat16_pool": replace(MIXED, dtype="float32", pool_dtype="bfloat16", soft_cap=3.0),
+}
+RACES = replace(
+    MIXED, rows=((1, 150), (0, 0), (1, 7), (5, 141)), tokens=8, num_rows=5, heads=2, kv_heads=1, dtype="float32"
+)
+
+
+@pytest.fixture(autouse=True)
+def small_tiles(monkeypatch, request):
+    """128 keys and a few queries: several tiles of short contexts."""
+    if "compiles" not in request.node.name:
+        monkeypatch.setattr(tpu, "MAX_KEYS", 128)
+        monkeypatch.setattr(tpu, "PREFILL_ROWS", 16)
+
+
+def attend(implementation, inputs: Inputs, **options) -> np.ndarray:
+    options = {"sliding_window": None, "soft_cap": None, "decode_only": False, **inputs.options, **options}
+    others = [options.pop(name, None) for name in ("sinks", "k_scale", "v_scale")]
+    return np.asarray(implementation(*inputs.arrays, *others, **options), np.float32)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_agrees_with_the_reference_over_several_tiles(name):
+    case = CASES[name]
+    inputs = make_inputs(case, seed=3)
+    want = attend(reference.ragged_paged_attention, inputs)
+    got = attend(tpu.ragged_paged_attention.__wrapped__, inputs, interpret=True)
+    owned = sum(q_len for q_len, _ in case.rows)
+    assert want[:owned].any() and not got[owned:].any()
+    np.testing.assert_allclose(got, want, atol=TOLERANCE[case.dtype], rtol=TOLERANCE[case.dtype])
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_copies_never_race_and_read_only_what_is_seen(cores, capfd, monkeypatch):
+    """Page numbers outside of what a row sees are out of range: the simulator would refuse to read there."""
+    window = 60
+    inputs = make_inputs(replace(RACES, sliding_window=window), seed=4)
+    want = attend(reference.ragged_paged_attention, inputs)
+    page_indices = np.array(inputs.arrays[3])
+    for row in range(len(page_indices)):
+        q_len, kv_len = RACES.rows[row] if row < len(RACES.rows) else (0, 0)
+        seen = np.arange(max(kv_len - q_len - window + 1, 0) // RACES.page_size, -(-kv_len // RACES.page_size))
+        page_indices[row, ~np.isin(np.arange(page_indices.shape[1]), seen)] = 2**20
+    arrays = (*inputs.arrays[:3], jnp.asarray(page_indices), *inputs.arrays[4:])
+    monkeypatch.setattr(tpu, "PREFILL_ROWS", 4)
+    interpret = pltpu.InterpretParams(detect_races=True, num_cores_or_threads=cores)
+    got = attend(tpu.ragged_paged_attention.__wrapped__, replace(inputs, arrays=arrays), interpret=interpret)
+    assert "RACE" not in "".join(capfd.readouterr())
+    np.testing.assert_allclose(got, want, atol=2e-5, rtol=2e-5)
+
+
+def test_writes_never_race(capfd, monkeypatch):
+    monkeypatch.setattr(write_tpu, "TILE_BYTES", 1)  # 8 tokens a step
+    rng = np.random.default_rng(0)
+    angles = rng.uniform(-9, 9, (20, 32)).astype(np.float32)
+    arrays = [
+        jnp.asarray(rng.standard_normal((20, 2, 4, 128), np.float32)),
+        jnp.cos(angles),
+        jnp.sin(angles),
+        jnp.asarray(rng.standard_normal((2, 5, 8, 4, 128), np.float32)),
+        jnp.asarray(rng.permutation(40)[:20], jnp.int32),
+        jnp.array([1], jnp.int32),
+        None,
+        None,
+    ]
+    want = write_reference.write_kv(*arrays)
+    got = write_tpu.write_kv.__wrapped__(*arrays, interpret=pltpu.InterpretParams(detect_races=True))
+    assert "RACE" not in "".join(capfd.readouterr())
+    jax.tree.map(partial(np.testing.assert_allclose, atol=1e-5), got, want)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"dtype": "float16"}, "float16"), ({"head_dim": 192}, "192"), ({"max_pages": 2**18}, "262144")],
+)
+def test_what_is_not_covered_is_named(changes, message):
+    inputs = make_inputs(replace(RACES, **changes), seed=0)
+    with pytest.raises(NotImplementedError, match=message):
+        attend(tpu.ragged_paged_attention, inputs, interpret=True)
+
+
+def shapes(head_dim: int, kv_heads: int, group: int, dtype: str, tokens: int, rows: int):
+    """Abstract arguments of both operations; a pool of 512 pages of 16."""
+    array, i32 = jax.ShapeDtypeStruct, jnp.int32
+    pool = array((2, 512, 16, 2 * kv_heads, head_dim), dtype)
+    q = array((tokens, kv_heads * group, head_dim), "bfloat16")
+    metadata = [array(shape, i32) for shape in ((rows,), (rows, 64), (rows + 1,), (1,), (1,))]
+    angles = array((tokens, head_dim // 2), "float32")
+    qkv = array((tokens, kv_heads, group + 2, head_dim), "bfloat16")
+    return (q, pool, *metadata), (qkv, angles, angles, pool, array((tokens,), i32), array((1,), i32))
+
+
+def compile_attention(chip: str, *args, decode_only: bool, scale: float | None):
+    def function(*arrays):
+        return tpu.ragged_paged_attention(
+            *arrays,
+            None,
+            scale,
+            scale,
+            sm_scale=0.1,
+            sliding_window=None,
+            soft_cap=None,
+            decode_only=decode_only,
+            interpret=False,
+        )
+
+    return deviceless.compile_for(chip, function, *args)
+
+
+@pytest.fixture
+def compiler():
+    if "libtpu" in " ".join(deviceless.missing()):
+        pytest.skip("needs libtpu")
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+@pytest.mark.parametrize(
+    ("head_dim", "kv_heads", "group", "dtype"),
+    [(128, 8, 4, "bfloat16"), (256, 1, 4, "bfloat16"), (128, 4, 7, "float8_e4m3fn")],
+)
+def test_compiles_in_place(chip, head_dim, kv_heads, group, dtype, compiler):
+    """Decode and write kernels fit each chip, and no pool is copied."""
+    scale = 0.5 if dtype == "float8_e4m3fn" else None
+    attention, write = shapes(head_dim, kv_heads, group, dtype, tokens=16, rows=16)
+    program = compile_attention(chip, *attention, decode_only=True, scale=scale)
+    pool_bytes = 2 * 512 * 16 * 2 * kv_heads * head_dim * jnp.dtype(dtype).itemsize
+    assert program.copied_bytes < pool_bytes / 8
+
+    def function(*arrays):
+        return write_tpu.write_kv(*arrays, scale, scale, interpret=False)
+
+    program = deviceless.compile_for(chip, function, *write, donate_argnums=3)
+    assert program.copied_bytes < pool_bytes / 8
+    assert program.aliased_bytes == pool_bytes
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+def test_compiles_prefill(chip, compiler):
+    attention, _ = shapes(128, 2, 4, "bfloat16", tokens=256, rows=16)
+    program = compile_attention(chip, *attention, decode_only=False, scale=None)
+    names = [launch.name for launch in program.launches if "attention" in launch.name]
+    assert [name.split(".")[0] for name in names] == ["ragged_paged_attention_decode", "ragged_paged_attention_prefill"]
+
+
+def test_compiles_in_place_for_any_pool_in_row_major_order(compiler):
+    """Three KV heads of 64: XLA's own order of such a pool's axes is another one."""
+    mesh = deviceless.compilers.mesh_for("v6e")
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    row_major = Format(Layout(major_to_minor=(0, 1, 2, 3, 4)), everywhere)
+    _, args = shapes(64, 3, 3, "bfloat16", tokens=16, rows=16)
+    args = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=row_major if x.ndim == 5 else everywhere) for x in args]
+
+    def function(*arrays):
+        return write_tpu.write_kv(*arrays, None, None, interpret=False)
+
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+        step = jax.jit(function, donate_argnums=3, out_shardings=(everywhere, row_major))
+        compiled = step.lower(*args).compile()
+    pool_bytes = 2 * 512 * 16 * 8 * 128 * 2  # 6 heads of 64 are kept as 8 of 128
+    assert compiled.memory_analysis().alias_size_in_bytes == pool_bytes
+    assert compiled.memory_analysis().temp_size_in_bytes < pool_bytes / 8
