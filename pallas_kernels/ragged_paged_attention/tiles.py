@@ -98,7 +98,8 @@ def _prefill_default(shape: Shape) -> Tiles:
     if shape.compute_bytes == 4:
         return Tiles(max(16, group), keys=16, splits=1, num_warps=4, num_stages=3)
     if shape.pool_dtype in ("int8", "float8_e4m3fn", "float8_e5m2") and not casts_e4m3(tuning.current_device()):
-        return Tiles(max(64, group), keys=32, splits=1, num_warps=8, num_stages=3 if width <= 128 else 1)
+        stages = 3 if width == shape.head_dim <= 128 else 1
+        return Tiles(max(64, group), keys=32, splits=1, num_warps=8, num_stages=stages)
     if width <= 128:
         # Dividing by another group than a power of two takes registers.
         keys = 64 if group == shape.group else 32
