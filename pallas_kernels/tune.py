@@ -241,7 +241,7 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="small shapes, interpreted where there is no GPU")
     parser.add_argument("--out", type=Path, help="folder for the entries (default: the package's; with --tiny: none)")
     args = parser.parse_args()
-    interpret = jax.default_backend() != "gpu"
+    interpret = jax.default_backend() not in ("gpu", "cuda")
     if interpret and not args.tiny:
         parser.error(f"{jax.devices()[0].device_kind} is no GPU: only --tiny runs here")
     shapes = timing.TINY_SHAPES if args.tiny else timing.SHAPES

@@ -19,7 +19,7 @@ PACKAGES = ("jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin", "flax", "
 
 def run(report: Report, context: Context) -> None:
     report.run("device", device)
-    size = (1 << 22) if context.tiny else (1 << 30)
+    size = (1 << 22) if context.tiny else (1 << 29)
     report.run("copy", partial(copy_rate, size))
     report.run("matmul", partial(matmul_rate, 256 if context.tiny else 8192))
 
@@ -60,7 +60,7 @@ def copy_rate(words: int) -> dict[str, float]:
         "flip": _program(lambda x: x ^ 1, x),  # a kernel that copies, where a copy may be the runtime's
         "read": _program(lambda x: jnp.bitwise_xor.reduce(x.reshape(-1, 1 << 10), axis=1), x),
     }
-    seconds = measure(programs, rounds=5, sample_seconds=0.05)
+    seconds = measure(programs, rounds=7, sample_seconds=0.02)
     copies = {name: 8 * words / seconds[name] for name in ("copy", "flip")}
     return {
         "bytes_per_s": max(copies.values()),
