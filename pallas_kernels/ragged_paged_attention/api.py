@@ -7,12 +7,13 @@ import jax
 
 from pallas_kernels.checks import check_float, check_index, check_packed, check_pool, check_shape, pick_implementation
 from pallas_kernels.debug import check_attention
-from pallas_kernels.ragged_paged_attention import gpu, reference, xla
+from pallas_kernels.ragged_paged_attention import gpu, reference, tpu, xla
 
 _AVAILABLE = {
     "reference": reference.ragged_paged_attention,
     "xla": xla.ragged_paged_attention,
     "gpu": gpu.ragged_paged_attention,
+    "tpu": tpu.ragged_paged_attention,
 }
 
 

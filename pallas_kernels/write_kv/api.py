@@ -4,9 +4,9 @@ import jax
 
 from pallas_kernels.checks import check_float, check_index, check_pool, check_shape, pick_implementation
 from pallas_kernels.debug import check_write
-from pallas_kernels.write_kv import gpu, reference, xla
+from pallas_kernels.write_kv import gpu, reference, tpu, xla
 
-_AVAILABLE = {"reference": reference.write_kv, "xla": xla.write_kv, "gpu": gpu.write_kv}
+_AVAILABLE = {"reference": reference.write_kv, "xla": xla.write_kv, "gpu": gpu.write_kv, "tpu": tpu.write_kv}
 
 
 def write_kv(

@@ -14,7 +14,13 @@ from hypothesis import strategies as st
 from pallas_kernels import ragged_paged_attention
 from pallas_kernels.ragged_paged_attention.cases import CASES, Case, Inputs, make_inputs
 
-IMPLEMENTATIONS = ("xla", "gpu")
+IMPLEMENTATIONS = ("xla", "gpu", "tpu")
+LACKS = {
+    ("tpu", "page_64_gqa_odd_head_dim_192"): "head_dim must be at most 128 or a multiple of it, got 192",
+    ("tpu", "page_128_head_dim_128_float16"): "float16",
+}
+"""What an implementation says of the cases that it lacks."""
+
 TOLERANCE = {"float32": 2e-5, "bfloat16": 2e-2, "float16": 3e-3}
 
 
@@ -38,6 +44,10 @@ def assert_agrees(case: Case, seed: int, implementation: str) -> None:
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("name", CASES)
 def test_agrees_with_the_reference(name, implementation):
+    if (implementation, name) in LACKS:
+        with pytest.raises(NotImplementedError, match=LACKS[implementation, name]):
+            run(make_inputs(CASES[name], seed=0), implementation)
+        return
     assert_agrees(CASES[name], zlib.crc32(name.encode()), implementation)
 
 
@@ -143,7 +153,7 @@ def test_bad_arguments_are_refused_by_value(name, value, message):
         ragged_paged_attention(*arrays, **options)
 
 
-@pytest.mark.parametrize("implementation", ["gpu_hopper", "tpu"])
+@pytest.mark.parametrize("implementation", ["gpu_hopper"])
 def test_missing_implementations_are_named(implementation):
     inputs = make_inputs(CASES["many_queries_in_a_decode_shape"], seed=0)
     with pytest.raises(NotImplementedError, match=implementation):
