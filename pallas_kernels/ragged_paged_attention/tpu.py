@@ -7,12 +7,13 @@ over the ends of rows too, so short contexts keep the memory as busy as long one
 with one query, and rows with more, several queries of which go through the matrix unit together. Each writes its
 tokens into one zeroed output.
 
-Covered: any numbers of heads; head_dim up to 128 or a multiple of 128; every pool but float16, which TPUs do not have.
-Where 2K is neither 2 (float32, bfloat16), 4 nor a multiple of 8, or head_dim no multiple of 128, XLA keeps a pool in
-another order of axes by default and would copy it for every call: hold it in row-major order then
-(`jax.experimental.layout`). bfloat16 and 8-bit pools with a number of KV heads that is neither 1, 2 nor a multiple of 4
-are slower. Products are of bfloat16 where neither queries nor pool have more precision, else of float32; sums are
-float32. float16 queries are computed as float32. Lengths and page numbers are not checked.
+Covered: any numbers of heads, any head_dim, every pool but float16, which TPUs do not have, and page tables that fit in
+SMEM. Where 2K is neither 2 (float32, bfloat16), 4 nor a multiple of 8, or head_dim no multiple of 128, XLA keeps a pool
+in another order of axes by default and would copy it for every call: hold it in row-major order then
+(`jax.experimental.layout`). bfloat16 and 8-bit pools are slower with a number of KV heads that is neither 1, 2 nor a
+multiple of 4, and with a head_dim above 128 that is no multiple of it. Products are of bfloat16 where neither queries
+nor pool have more precision, else of float32; sums are float32. float16 queries are computed as float32. Lengths and
+page numbers are not checked.
 """
 
 import functools
@@ -254,7 +255,7 @@ class _Arithmetic(NamedTuple):
             else:
                 # A key and its value share 32-bit words, the key in the low half. Bits on top make a float32.
                 words = ref.bitcast(jnp.uint32)
-                if plan.kv_heads in (1, 2) or plan.kv_heads % 4 == 0:
+                if plan.strided:
                     words = words.reshape(plan.keys * plan.kv_heads, plan.lanes)
                     words = words[pl.ds(head, plan.keys, plan.kv_heads), :]
                 else:  # several times slower
@@ -268,7 +269,7 @@ class _Arithmetic(NamedTuple):
 
 def _widen(x: jax.Array, width: int) -> jax.Array:
     """x [.., LANES], the same in all lanes, as [.., width]: moves nothing between lanes."""
-    return x[..., :width] if width <= LANES else jnp.concatenate([x] * (width // LANES), axis=-1)
+    return x[..., :width] if width <= LANES else jnp.concatenate([x] * -(-width // LANES), axis=-1)[..., :width]
 
 
 def _dot(x: jax.Array, y: jax.Array, axis: int) -> jax.Array:
@@ -483,11 +484,8 @@ def _cores(interpret: Any) -> int:
 
 def check_covered(kv_pages: jax.Array, page_indices: jax.Array) -> None:
     """Raises NotImplementedError for what these kernels do not take."""
-    head_dim = kv_pages.shape[4]
     if kv_pages.dtype == jnp.float16:
         raise NotImplementedError("tpu: there are no float16 kv_pages on TPUs, use bfloat16 or float32")
-    if head_dim > LANES and head_dim % LANES:
-        raise NotImplementedError(f"tpu: head_dim must be at most {LANES} or a multiple of it, got {head_dim}")
     if page_indices.size * 4 > SMEM_BYTES:
         raise NotImplementedError(
             f"tpu: page_indices must fit in {SMEM_BYTES} bytes, got shape {page_indices.shape}: use larger pages"

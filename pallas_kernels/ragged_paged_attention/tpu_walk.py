@@ -58,7 +58,12 @@ class Plan:
     @property
     def lanes(self) -> int:
         """Numbers of a head that lie side by side in a buffer of keys and values."""
-        return min(self.head_dim, LANES)
+        return self.head_dim if self.head_dim % LANES else LANES
+
+    @property
+    def strided(self) -> bool:
+        """Whether Mosaic can read one head of a buffer of 16-bit numbers in strides; else it moves rows about."""
+        return self.lanes <= LANES and (self.kv_heads in (1, 2) or self.kv_heads % 4 == 0)
 
     @property
     def chunk(self) -> int:
