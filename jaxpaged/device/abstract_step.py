@@ -28,6 +28,7 @@ class AbstractStep(NamedTuple):
 
     Attributes:
       args: params, KV pages, slots and the packed batch: ShapeDtypeStructs.
+      may_spill: the beginnings of names of kernels whose spilled registers are no fault of ours.
       num_layers: of the model; launches of layer i stem from ".../layers_{i}/...".
     """
 
@@ -35,6 +36,7 @@ class AbstractStep(NamedTuple):
     args: tuple[Any, ...]
     donate_argnums: tuple[int, ...]
     compiler_options: dict[str, str | bool]
+    may_spill: tuple[str, ...]
     num_layers: int
 
 
@@ -98,6 +100,7 @@ def abstract_step(
         args=step_arguments(models.abstract_params(module), pool, slots, bucket, engine.block_size),
         donate_argnums=DONATED,
         compiler_options=compiler_options(platform),
+        may_spill=("sort_",),  # XLA's own, used where there is no device; on one it calls a library
         num_layers=config.num_layers,
     )
 

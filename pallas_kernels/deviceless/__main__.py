@@ -44,7 +44,12 @@ def main(argv: list[str] | None = None) -> int:
         )
         options = {**step.compiler_options, **dict(args.xla)}
         program = compile_for(
-            args.device, step.function, *step.args, donate_argnums=step.donate_argnums, compiler_options=options
+            args.device,
+            step.function,
+            *step.args,
+            donate_argnums=step.donate_argnums,
+            compiler_options=options,
+            may_spill=step.may_spill,
         )
     except (ValueError, NotImplementedError, CompileError, CompilerMissingError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)

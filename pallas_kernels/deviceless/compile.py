@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
-from pallas_kernels.deviceless.compilers import mesh_for
+from pallas_kernels.deviceless.compilers import mesh_for, ptxas
 from pallas_kernels.deviceless.devices import Gpu, get_device
 from pallas_kernels.deviceless.program import Program, read_program
 
@@ -36,7 +37,7 @@ def compile_for(
     *args: Any,
     donate_argnums: int | Sequence[int] = (),
     compiler_options: Mapping[str, str | bool] | None = None,
-    allow_spills: bool = False,
+    may_spill: Sequence[str] = (),
 ) -> Program:
     """Compiles `function(*args)` for a device that this machine need not have.
 
@@ -45,7 +46,7 @@ def compile_for(
       args: pytrees of arrays or `jax.ShapeDtypeStruct`; only shapes and dtypes are looked at.
       donate_argnums: as for `jax.jit`.
       compiler_options: more of XLA's options, by name.
-      allow_spills: compile GPU kernels that spill registers too.
+      may_spill: the beginnings of names of GPU kernels that may spill registers.
 
     Raises:
       ValueError: unknown device.
@@ -53,26 +54,55 @@ def compile_for(
       NotImplementedError: Pallas cannot lower an operation for this device.
       CompileError: the compiler cannot compile it, see the subclasses.
     """
-    gpu = isinstance(get_device(device), Gpu)
     mesh = mesh_for(device)
     everywhere = NamedSharding(mesh, PartitionSpec())
     abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), args)
-    with (
-        tempfile.TemporaryDirectory(prefix="deviceless-") as dump,
-        jax.sharding.use_abstract_mesh(mesh.abstract_mesh),
-        _nothing_persists(),
-    ):
-        options: dict[str, str | bool] = dict(compiler_options or {})
-        if gpu:
-            options["xla_dump_to"] = dump
-            options["xla_gpu_fail_ptx_compilation_on_register_spilling"] = not allow_spills
-        begin = time.perf_counter()
+    options: dict[str, str | bool] = dict(compiler_options or {})
+    begin = time.perf_counter()
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh), _nothing_persists():
         lowered = jax.jit(function, donate_argnums=donate_argnums).lower(*abstract)
         try:
-            compiled = lowered.compile(compiler_options=options)
+            if not isinstance(get_device(device), Gpu):
+                return read_program(device, lowered.compile(options), begin)
+            return _compile_gpu(device, lowered, options, tuple(may_spill), begin)
         except jax.errors.JaxRuntimeError as error:
-            raise _clear(error, device, Path(dump)) from error
-        return read_program(device, compiled, Path(dump), time.perf_counter() - begin)
+            kind = MemoryOverflowError if str(error).startswith("RESOURCE_EXHAUSTED") else CompileError
+            raise kind(f"cannot compile for {device}: {error}") from error
+
+
+def _compile_gpu(
+    device: str, lowered: jax.stages.Lowered, options: dict[str, str | bool], may_spill: tuple[str, ...], begin: float
+) -> Program:
+    """Compiles with spills as errors, and if only kernels that may do so spill, without."""
+    assembler = ptxas()
+    assert assembler, "there is one, or there were no mesh"
+    options["xla_gpu_cuda_data_dir"] = str(assembler.parents[1])
+    spills: dict[str, int] = {}
+    for refuse in (True, False):
+        with tempfile.TemporaryDirectory(prefix="deviceless-") as dump:
+            options |= {"xla_dump_to": dump, "xla_gpu_fail_ptx_compilation_on_register_spilling": refuse}
+            try:
+                return read_program(device, lowered.compile(options), begin, Path(dump), spills)
+            except jax.errors.JaxRuntimeError as error:
+                if "register spilling" not in str(error):
+                    raise
+                spills = _spills(assembler, Path(dump))
+                if not all(name.startswith(may_spill) for name in spills):
+                    kernels = ", ".join(f"{name} ({size} bytes)" for name, size in spills.items())
+                    raise RegisterSpillError(f"registers are spilled on {device} by {kernels}") from error
+    raise AssertionError("XLA refuses spills that it was told to allow")
+
+
+def _spills(assembler: Path, dump: Path) -> dict[str, int]:
+    """Kernel -> bytes it stores for lack of registers. XLA does not name it, so all of its PTX is assembled anew."""
+    spills: dict[str, int] = {}
+    for file in sorted(dump.glob("*.ptx")):
+        if target := re.search(r"\.target (\w+)", file.read_text()):
+            command = [str(assembler), f"-arch={target[1]}", "--verbose", "--output-file=/dev/null", str(file)]
+            lines = subprocess.run(command, capture_output=True, text=True, check=False).stderr
+            found = re.findall(r"properties for (\w+)\n.*?(\d+) bytes spill stores", lines)
+            spills |= {name: int(size) for name, size in found if int(size)}
+    return spills
 
 
 @contextlib.contextmanager
@@ -85,22 +115,3 @@ def _nothing_persists() -> Iterator[None]:
         yield
     finally:
         jax.config.update(name, before)
-
-
-def _clear(error: Exception, device: str, dump: Path) -> CompileError:
-    message = str(error)
-    if "register spilling" in message:
-        return RegisterSpillError(
-            f"a kernel spills registers on {device}; the last one compiled was {_last_kernel(dump)} ({message}); "
-            "allow_spills=True compiles it"
-        )
-    if message.startswith("RESOURCE_EXHAUSTED"):
-        return MemoryOverflowError(f"too much memory for {device}: {message}")
-    return CompileError(f"cannot compile for {device}: {message}")
-
-
-def _last_kernel(dump: Path) -> str:
-    """The kernel whose PTX was written last: XLA does not say which one it gave up on."""
-    files = sorted(dump.glob("*.ptx"), key=lambda file: file.stat().st_mtime_ns)
-    names = [name for file in files for name in re.findall(r"\.entry (\w+)", file.read_text())]
-    return names[-1] if names else "unknown"

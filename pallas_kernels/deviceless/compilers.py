@@ -1,4 +1,4 @@
-"""Finding the compilers: jax's CUDA plugin and libtpu, neither of which needs its device to compile for it.
+"""Finding the compilers: jax's CUDA plugin with NVIDIA's ptxas, and libtpu. None needs its device to compile for it.
 
 They may be importable already. Else they are looked for in a folder of their own, `<environment>/deviceless`: beside
 jax itself they would be started with every program, and complain where there is no device.
@@ -12,6 +12,7 @@ import importlib.metadata
 import importlib.util
 import os
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -48,9 +49,12 @@ def mesh_for(device: str) -> Mesh:
     target = get_device(device)
     jax.default_backend()  # whatever this machine has starts first: no compiler may take its place
     if isinstance(target, Gpu):
+        if not ptxas():
+            raise _missing("ptxas", device)
         topology = _cuda_topology(target)
     else:
-        _make_importable("libtpu", device)
+        if not _importable("libtpu"):
+            raise _missing("libtpu", device)
         for name, value in _TPU_ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         topology = topologies.get_topology_desc(target.topology, platform="tpu")
@@ -62,13 +66,21 @@ def requirements() -> list[str]:
     jax_version = importlib.metadata.version("jax")
     lines = importlib.metadata.requires("jax") or []
     libtpu = next(match[1] for line in lines if (match := re.match(r"(libtpu\S*) *; *extra *== *.tpu.", line)))
-    return [f"jax-cuda12-plugin=={jax_version}", f"jax-cuda12-pjrt=={jax_version}", libtpu]
+    plugin = [f"jax-cuda12-plugin=={jax_version}", f"jax-cuda12-pjrt=={jax_version}"]
+    return [*plugin, "nvidia-cuda-nvcc-cu12==12.9.*", libtpu]
 
 
 def missing() -> list[str]:
     """Names of the compilers that are not installed."""
     names = ["jax_cuda12_plugin", "jax_plugins.xla_cuda12", "libtpu"]
-    return [name for name in names if not _importable(name)]
+    return [name for name in names if not _importable(name)] + ([] if ptxas() else ["ptxas"])
+
+
+def ptxas() -> Path | None:
+    """NVIDIA's assembler: of the package that `jax[cuda12]` brings too, else the system's; None if there is none."""
+    packages = (Path(folder) / "nvidia" / "cuda_nvcc" / "bin" / "ptxas" for folder in [str(FOLDER), *sys.path])
+    found = next((path for path in packages if path.is_file()), None) or shutil.which("ptxas")
+    return Path(found) if found else None
 
 
 def _cuda_topology(target: Gpu) -> topologies.TopologyDescription:
@@ -82,20 +94,20 @@ def _cuda_topology(target: Gpu) -> topologies.TopologyDescription:
     except NotImplementedError:  # jax started without the plugin
         pass
     for name in ("jax_cuda12_plugin", "jax_plugins.xla_cuda12"):
-        _make_importable(name, target.kind)
+        if not _importable(name):
+            raise _missing(name, target.kind)
     os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")  # it wants a driver and CUDA's libraries
     importlib.import_module("jax_plugins.xla_cuda12").initialize()
     return describe()
 
 
-def _make_importable(name: str, device: str) -> None:
-    if not _importable(name):
-        wanted = " ".join(f"'{line}'" for line in requirements())
-        raise CompilerMissingError(
-            f"compiling for {device} needs {name}, which is not installed. Install the compilers with "
-            f"`{sys.executable} -m pip install --no-deps --target {FOLDER} {wanted}`",
-            name=name,
-        )
+def _missing(name: str, device: str) -> CompilerMissingError:
+    wanted = " ".join(f"'{line}'" for line in requirements())
+    return CompilerMissingError(
+        f"compiling for {device} needs {name}, which is not installed. Install the compilers with "
+        f"`{sys.executable} -m pip install --no-deps --target {FOLDER} {wanted}`",
+        name=name,
+    )
 
 
 def _importable(name: str) -> bool:

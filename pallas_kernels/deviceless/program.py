@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +55,7 @@ class Program:
       aliased_bytes: of the results, what is written in place of donated arguments.
       temporary_bytes: what it allocates while it runs.
       temporaries: what is kept there, largest first; empty on TPUs.
+      spills: GPU kernels that spill registers, and the bytes that a thread stores.
       aliases: argument -> index of the output that is written in its place, as numbers in flattened order.
       seconds: to lower and compile.
       compiled: jax's own object; `as_text()` is the optimized HLO.
@@ -68,6 +70,7 @@ class Program:
     temporary_bytes: int
     temporaries: tuple[Buffer, ...]
     aliases: dict[int, int]
+    spills: dict[str, int]
     seconds: float
     compiled: jax.stages.Compiled
 
@@ -82,8 +85,21 @@ class Program:
         return sum(copy.bytes for copy in self.copies if copy.argument)
 
 
-def read_program(device: str, compiled: jax.stages.Compiled, dump: Path, seconds: float) -> Program:
-    """The program, from the compiled object and the folder that XLA dumped into (empty for TPUs)."""
+def read_program(
+    device: str,
+    compiled: jax.stages.Compiled,
+    begin: float,
+    dump: Path | None = None,
+    spills: dict[str, int] | None = None,
+) -> Program:
+    """The program, from the compiled object.
+
+    Args:
+      begin: when `time.perf_counter()` began to count.
+      dump: the folder that XLA dumped into, for GPUs.
+      spills: see `Program`.
+    """
+    seconds = time.perf_counter() - begin
     module = Module(compiled.as_text() or "")
     memory = compiled.memory_analysis()
     assert memory is not None, "both compilers report memory"
@@ -102,14 +118,15 @@ def read_program(device: str, compiled: jax.stages.Compiled, dump: Path, seconds
         temporary_bytes=memory.temp_size_in_bytes,
         temporaries=tuple(sorted(_temporaries(_only_file(dump, "buffer-assignment.txt")), key=lambda b: -b.bytes)),
         aliases=module.aliases(),
+        spills=spills or {},
         seconds=seconds,
         compiled=compiled,
     )
 
 
-def _only_file(dump: Path, suffix: str) -> str:
+def _only_file(dump: Path | None, suffix: str) -> str:
     """The content of the one file of that suffix; "" if there is none."""
-    files = list(dump.glob(f"*{suffix}"))
+    files = list(dump.glob(f"*{suffix}")) if dump else []
     assert len(files) < 2, files
     return files[0].read_text() if files else ""
 

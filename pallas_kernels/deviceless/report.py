@@ -63,6 +63,7 @@ def report(program: Program, num_layers: int) -> dict[str, Any]:
         "aliased_bytes": program.aliased_bytes,
         "temporary_bytes": program.temporary_bytes,
         "temporaries": [buffer._asdict() for buffer in program.temporaries[:10]],
+        "spills": program.spills,
         "max_shared_memory": max(kernels.values(), default=0),
         "shared_memory": kernels,
     }
@@ -91,7 +92,7 @@ def render(data: dict[str, Any]) -> str:
         f"{data['aliased_bytes']:,} of them updated in place",
         f"temporaries                  {data['temporary_bytes']:,} bytes",
         f"shared memory of a block     {data['max_shared_memory']:,} bytes at most",
-        "register spills              none",
+        f"register spills              {data['spills'] or 'none'}",
         "",
         "one layer:",
     ]
