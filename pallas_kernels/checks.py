@@ -82,4 +82,4 @@ def pick_implementation(
     if implementation not in available:
         raise NotImplementedError(f"{op} has no implementation {implementation!r}; it has {', '.join(available)}")
     chosen = available[implementation]
-    return functools.partial(chosen, interpret=True) if interpret and implementation in _PALLAS else chosen
+    return functools.partial(chosen, interpret=interpret) if implementation in _PALLAS else chosen
