@@ -15,7 +15,7 @@ checked := jaxpaged pallas_kernels server benchmarks tests
 pip := $(bin)/python -m pip install -qq --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint bench clean
+.PHONY: help demo test test-all lint bench deviceless clean
 
 help:  ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -41,6 +41,8 @@ bench: $(VENV)/.demo  ## Measure throughput, start-up and host overhead on the d
 	@$(bin)/python -m benchmarks.offline --model demo
 	@$(bin)/python -m benchmarks.host_overhead
 	@$(bin)/python -m benchmarks.startup --model demo
+
+deviceless: $(VENV)/.installed $(VENV)/deviceless/.installed  ## Bring the compilers for GPUs and TPUs that are not here
 
 clean:  ## Remove .venv and everything built
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info

@@ -52,6 +52,7 @@ class Shape:
 
 _FIELDS = ("kv_heads", "group", "head_dim", "pool_dtype", "compute_bytes", "page_size")
 _BUSY = 256  # programs that keep a large GPU (132 to 148 cores) busy
+_RESIDENT = 384  # programs of two tiles in flight that fit on it at once, 3 to a core
 _KEYS_PER_SPLIT = 256  # at least: a split's result costs about as much to write and read as this many keys
 _MAX_SPLITS = 64
 
@@ -87,7 +88,7 @@ def _decode_default(shape: Shape) -> Tiles:
     if rows > 32:
         return Tiles(rows, keys=32, splits=splits, num_warps=8, num_stages=3)
     # Fewer stages leave room for more programs, which hide each other's waits as well.
-    deep = programs * splits <= 2 * _BUSY and width <= 128 and shape.pool_dtype in ("bfloat16", "float16", "uint16")
+    deep = programs * splits <= _RESIDENT and width <= 128 and shape.pool_dtype in ("bfloat16", "float16", "uint16")
     return Tiles(rows, keys=64 if width <= 128 else 32, splits=splits, num_warps=4, num_stages=5 if deep else 3)
 
 
