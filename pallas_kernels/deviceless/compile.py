@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.experimental.layout import Format, Layout
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pallas_kernels.deviceless.compilers import mesh_for, ptxas
 from pallas_kernels.deviceless.devices import Gpu, get_device
@@ -37,6 +38,7 @@ def compile_for(
     *args: Any,
     donate_argnums: int | Sequence[int] = (),
     compiler_options: Mapping[str, str | bool] | None = None,
+    row_major: Sequence[int] = (),
     may_spill: Sequence[str] = (),
 ) -> Program:
     """Compiles `function(*args)` for a device that this machine need not have.
@@ -46,6 +48,8 @@ def compile_for(
       args: pytrees of arrays or `jax.ShapeDtypeStruct`; only shapes and dtypes are looked at.
       donate_argnums: as for `jax.jit`.
       compiler_options: more of XLA's options, by name.
+      row_major: the arguments that are held in row-major order, as `jax.experimental.layout.Format` does it, and so are
+        results of their shape; the others are in the order that XLA prefers for their shape.
       may_spill: the beginnings of names of GPU kernels that may spill registers.
 
     Raises:
@@ -55,12 +59,14 @@ def compile_for(
       CompileError: the compiler cannot compile it, see the subclasses.
     """
     mesh = mesh_for(device)
-    everywhere = NamedSharding(mesh, PartitionSpec())
-    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), args)
+    abstract = [_place(arg, mesh, row_major=i in row_major) for i, arg in enumerate(args)]
+    fixed = [(x.shape, x.dtype) for i in row_major for x in jax.tree.leaves(args[i])]
     options: dict[str, str | bool] = dict(compiler_options or {})
     begin = time.perf_counter()
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh), _nothing_persists():
-        lowered = jax.jit(function, donate_argnums=donate_argnums).lower(*abstract)
+        results = jax.eval_shape(function, *abstract) if fixed else None
+        formats = jax.tree.map(lambda x: _format(x, mesh, row_major=(x.shape, x.dtype) in fixed), results)
+        lowered = jax.jit(function, donate_argnums=donate_argnums, out_shardings=formats).lower(*abstract)
         try:
             if not isinstance(get_device(device), Gpu):
                 return read_program(device, lowered.compile(options), begin)
@@ -68,6 +74,18 @@ def compile_for(
         except jax.errors.JaxRuntimeError as error:
             kind = MemoryOverflowError if str(error).startswith("RESOURCE_EXHAUSTED") else CompileError
             raise kind(f"cannot compile for {device}: {error}") from error
+
+
+def _place(tree: Any, mesh: Mesh, *, row_major: bool) -> Any:
+    """The shapes and dtypes of a pytree, on the device."""
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=_format(x, mesh, row_major=row_major)), tree
+    )
+
+
+def _format(x: Any, mesh: Mesh, *, row_major: bool) -> Format | NamedSharding:
+    where = NamedSharding(mesh, PartitionSpec())
+    return Format(Layout(tuple(range(len(x.shape)))), where) if row_major else where
 
 
 def _compile_gpu(
