@@ -347,7 +347,7 @@ QUICK_ON_TPUS = ("llama", "phi_float16", "multi_query_float8")  # where Mosaic t
 
 
 def cases(kernel: str) -> list:
-    """Parameters (device, name) of every case on every device; less common devices and slow compiles are marked slow."""
+    """Parameters (device, name) of every case on every device; rarer devices and slow compiles are marked slow."""
     params = []
     for device in DEVICES:
         for name in CASES:
