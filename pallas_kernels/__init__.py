@@ -8,6 +8,6 @@ tests and benchmarks share.
 from pallas_kernels.add_rms_norm import add_rms_norm
 from pallas_kernels.pool import storage_dtype
 from pallas_kernels.ragged_paged_attention import ragged_paged_attention
-from pallas_kernels.write_kv import write_kv
+from pallas_kernels.write_kv import HeadNorm, write_kv
 
-__all__ = ["add_rms_norm", "ragged_paged_attention", "storage_dtype", "write_kv"]
+__all__ = ["HeadNorm", "add_rms_norm", "ragged_paged_attention", "storage_dtype", "write_kv"]

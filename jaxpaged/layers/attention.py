@@ -20,7 +20,7 @@ from jaxpaged.layers.norm import declare_norm, rms_norm
 from jaxpaged.layers.rope import apply_rope
 from pallas_kernels.add_rms_norm import add_rms_norm
 from pallas_kernels.ragged_paged_attention import ragged_paged_attention
-from pallas_kernels.write_kv import write_kv
+from pallas_kernels.write_kv import HeadNorm, write_kv
 
 
 class AttentionContext(Protocol):
@@ -37,6 +37,7 @@ class AttentionContext(Protocol):
         sliding_window: int | None = None,
         soft_cap: float | None = None,
         sinks: jax.Array | None = None,
+        head_norm: HeadNorm | None = None,
     ) -> tuple[jax.Array, AttentionContext]:
         """Rotates q and k, remembers k and v, attends.
 
@@ -48,6 +49,7 @@ class AttentionContext(Protocol):
           sliding_window: a token sees this many tokens, itself included; None: all before it.
           soft_cap: scores become soft_cap * tanh(scores / soft_cap).
           sinks: float32 [N], one more score per head that takes weight and gives no value.
+          head_norm: norm of queries and keys before their rotation.
 
         Returns:
           [T, K * G, H], and the context for the next layer.
@@ -100,6 +102,7 @@ class PagedContext:
         sliding_window: int | None = None,
         soft_cap: float | None = None,
         sinks: jax.Array | None = None,
+        head_norm: HeadNorm | None = None,
     ) -> tuple[jax.Array, PagedContext]:
         """See `AttentionContext.attend`; the pool is written in place when its buffer is donated."""
         index = jnp.array([layer], jnp.int32)  # data, not a static index: all layers share one compiled kernel
@@ -111,6 +114,7 @@ class PagedContext:
                 self.kv_pages,
                 self.slot_mapping,
                 index,
+                head_norm=head_norm,
                 implementation=self.implementation,
                 interpret=self.interpret,
                 debug=self.debug,
@@ -172,10 +176,12 @@ class DenseContext:
         sliding_window: int | None = None,
         soft_cap: float | None = None,
         sinks: jax.Array | None = None,
+        head_norm: HeadNorm | None = None,
     ) -> tuple[jax.Array, DenseContext]:
         """See `AttentionContext.attend`; memory grows with T^2."""
         del layer
         with jax.named_scope("attend"):
+            qkv = qkv if head_norm is None else head_norm(qkv)
             q, k, v = qkv[:, :, :-2].reshape(qkv.shape[0], -1, qkv.shape[-1]), qkv[:, :, -2], qkv[:, :, -1]
             q, k = apply_rope(q, cos, sin), apply_rope(k, cos, sin)
             mask = _causal_mask(q.shape[0], sliding_window, self.segment_ids)
@@ -270,6 +276,7 @@ class Attention(nn.Module):
             sm_scale=self.sm_scale,
             sliding_window=self.sliding_window,
             soft_cap=self.soft_cap,
+            head_norm=self._head_norm(),
         )
         width = self.num_heads * self.head_dim
         o = declare(self, "o", (self.hidden_size, width), ("embed", "heads"), self.dtype)
@@ -284,16 +291,20 @@ class Attention(nn.Module):
         weight = declare(self, "qkv", (*shape, self.hidden_size), (*axes, "embed"), self.dtype)
         bias = declare(self, "qkv_bias", shape, axes, self.dtype) if self.qkv_bias else None
         y = project(x, weight, bias)
-        if self.qk_norm is None:
+        if self.qk_norm != "full":
             return y
-        q, k, v = y[:, :, :g], y[:, :, g : g + 1], y[:, :, g + 1 :]
-        if self.qk_norm == "head":
-            q, k = self._norm("q_norm", q, (h,), ("head_dim",)), self._norm("k_norm", k, (h,), ("head_dim",))
-        elif self.qk_norm == "full":
-            q = self._norm("q_norm", q, (kv, g, h), axes)
-            k = self._norm("k_norm", k[:, :, 0], (kv, h), ("kv_heads", "head_dim"))[:, :, None]
-        return jnp.concatenate([q, k, v], axis=2)
+        q = self._norm(y[:, :, :g], self._norm_weight("q_norm", (kv, g, h), axes))
+        k = self._norm(y[:, :, g], self._norm_weight("k_norm", (kv, h), ("kv_heads", "head_dim")))
+        return jnp.concatenate([q, k[:, :, None], y[:, :, g + 1 :]], axis=2)
 
-    def _norm(self, name: str, x: jax.Array, shape: tuple[int, ...], axes: Axes) -> jax.Array:
-        weight = declare_norm(self, name, shape, self.dtype, offset=self.norm_offset, axes=axes)
+    def _head_norm(self) -> HeadNorm | None:
+        if self.qk_norm != "head":
+            return None
+        q, k = (self._norm_weight(name, (self.head_dim,), ("head_dim",)) for name in ("q_norm", "k_norm"))
+        return HeadNorm(q, k, self.norm_eps, self.norm_offset)
+
+    def _norm(self, x: jax.Array, weight: jax.Array) -> jax.Array:
         return rms_norm(x, weight, self.norm_eps, offset=self.norm_offset)
+
+    def _norm_weight(self, name: str, shape: tuple[int, ...], axes: Axes) -> jax.Array:
+        return declare_norm(self, name, shape, self.dtype, offset=self.norm_offset, axes=axes)

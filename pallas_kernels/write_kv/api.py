@@ -5,6 +5,7 @@ import jax
 from pallas_kernels.checks import check_float, check_index, check_pool, check_shape, pick_implementation
 from pallas_kernels.debug import check_write
 from pallas_kernels.write_kv import gpu, reference, tpu, xla
+from pallas_kernels.write_kv.head_norm import HeadNorm
 
 _AVAILABLE = {"reference": reference.write_kv, "xla": xla.write_kv, "gpu": gpu.write_kv, "tpu": tpu.write_kv}
 
@@ -17,6 +18,7 @@ def write_kv(
     slot_mapping: jax.Array,
     layer: jax.Array,
     *,
+    head_norm: HeadNorm | None = None,
     k_scale: float | jax.Array | None = None,
     v_scale: float | jax.Array | None = None,
     implementation: str | None = None,
@@ -38,6 +40,7 @@ def write_kv(
       slot_mapping: i32[T] page * page_size + offset; live tokens have distinct slots. Padding tokens point into page 0,
         which no row reads; what is left there is undefined.
       layer: i32[1] index into L.
+      head_norm: RMS norm of each query and key before it is turned.
       k_scale, v_scale: keys are stored divided by k_scale (after the rotation), values by v_scale.
       implementation: "reference", "xla", "gpu", "gpu_hopper", "tpu", or None for the best one here.
       interpret: runs a Pallas implementation on any platform, slowly: for tests.
@@ -59,6 +62,10 @@ def write_kv(
             f"qkv and kv_pages must have the same kv_heads and head_dim, got {heads, width} and {kv_heads, head_dim}"
         )
     check_float("qkv", qkv)
+    if head_norm is not None:
+        for name, array in (("head_norm.q", head_norm.q), ("head_norm.k", head_norm.k)):
+            check_shape(name, array, (head_dim,))
+            check_float(name, array)
     if cos.ndim != 2 or 2 * cos.shape[1] > head_dim:
         raise ValueError(f"cos must be [tokens, at most head_dim / 2 = {head_dim / 2}], got shape {tuple(cos.shape)}")
     for name, array in (("cos", cos), ("sin", sin)):
@@ -70,4 +77,4 @@ def write_kv(
     if debug:
         check_write(slot_mapping, layer, pool=kv_pages.shape)
     write = pick_implementation("write_kv", implementation, _AVAILABLE, interpret=interpret)
-    return write(qkv, cos, sin, kv_pages, slot_mapping, layer, k_scale, v_scale)
+    return write(qkv, cos, sin, kv_pages, slot_mapping, layer, head_norm, k_scale, v_scale)

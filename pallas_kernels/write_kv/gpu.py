@@ -1,4 +1,4 @@
-"""write_kv for NVIDIA GPUs, in Pallas by way of Triton: one launch that rotates, quantizes and writes.
+"""write_kv for NVIDIA GPUs, in Pallas by way of Triton: one launch that norms, rotates, quantizes and writes.
 
 A program takes some tokens of one KV head. The rows of its tile are (token, part) pairs, where the parts are the head's
 queries, its key and its value, as they lie in memory: all are turned alike, except that the angles of a value are zero.
@@ -10,11 +10,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
 from pallas_kernels.padding import power_of_two
 from pallas_kernels.stored import narrow
+from pallas_kernels.write_kv.head_norm import HeadNorm
 
 _ROWS = 16  # (token, part) pairs per program, at least
 
@@ -26,6 +28,7 @@ class _Refs(NamedTuple):
       qkv: [T, K, G + 2, H].
       cos, sin: f32[T, R/2].
       slots, layer: i32[T], i32[1].
+      q_norm, k_norm: [H] weights; [1] where there is no norm.
       scales: f32[2], by which keys and values are divided.
       pool_in, pool: [L * P * page_size, 2K, H], the same memory.
       q: [T, N, H].
@@ -36,6 +39,8 @@ class _Refs(NamedTuple):
     sin: Any
     slots: Any
     layer: Any
+    q_norm: Any
+    k_norm: Any
     scales: Any
     pool_in: Any
     q: Any
@@ -68,6 +73,7 @@ class _Write:
       group, half: G, R/2.
       tokens_per_program: of a tile.
       slots_per_layer: P * page_size.
+      eps, offset: of the norm of heads; None and anything where there is none.
       scaled: whether the scales count.
     """
 
@@ -75,6 +81,8 @@ class _Write:
     half: int
     tokens_per_program: int
     slots_per_layer: int
+    eps: float | None
+    offset: float
     scaled: bool
 
     def __call__(self, *arrays: Any) -> None:
@@ -82,19 +90,18 @@ class _Write:
         refs = _Refs(*arrays)
         kv_head = pl.program_id(1)
         rows = self._rows(refs, kv_head)
-        head_dim, half = refs.qkv.shape[3], self.half
-        if half:
-            dims, first = _load(refs, rows, kv_head, 0, half)
-            _, second = _load(refs, rows, kv_head, half, half)
+        half = self.half
+        first, second, rest = self._normed(refs, rows, self._load(refs, rows, kv_head))
+        if first is not None:
+            dims = jnp.arange(first.shape[1])
             angles = refs.cos.at[rows.token[:, None], dims[None, :]], refs.sin.at[rows.token[:, None], dims[None, :]]
             turned = (rows.live & (rows.part <= self.group))[:, None] & (dims < half)[None, :]
             cos = pltriton.load(angles[0], mask=turned, other=1.0)
             sin = pltriton.load(angles[1], mask=turned, other=0.0)
-            self._store(refs, rows, dims, half, 0, first * cos - second * sin)
-            self._store(refs, rows, dims, half, half, second * cos + first * sin)
-        if 2 * half < head_dim:
-            dims, rest = _load(refs, rows, kv_head, 2 * half, head_dim - 2 * half)
-            self._store(refs, rows, dims, head_dim - 2 * half, 2 * half, rest)
+            self._store(refs, rows, 0, half, first * cos - second * sin)
+            self._store(refs, rows, half, half, second * cos + first * sin)
+        if rest is not None:
+            self._store(refs, rows, 2 * half, refs.qkv.shape[3] - 2 * half, rest)
 
     def _rows(self, refs: _Refs, kv_head: jax.Array) -> _Rows:
         parts = self.group + 2
@@ -112,8 +119,48 @@ class _Write:
             live,
         )
 
-    def _store(self, refs: _Refs, rows: _Rows, dims: jax.Array, count: int, first: int, x: jax.Array) -> None:
-        """Puts the dims from `first` on of all rows where they belong; x is f32[X, count padded]."""
+    def _pieces(self, head_dim: int) -> list[tuple[int, int]]:
+        """(first, count) of the dims that are turned with partners, of their partners, and of the rest."""
+        return [(0, self.half), (self.half, self.half), (2 * self.half, head_dim - 2 * self.half)]
+
+    def _load(self, refs: _Refs, rows: _Rows, kv_head: jax.Array) -> list[jax.Array | None]:
+        """All rows, piece by piece: f32[X, count padded to a power of two], zero in the padding; None for no dims."""
+        pieces: list[jax.Array | None] = []
+        for first, count in self._pieces(refs.qkv.shape[3]):
+            if not count:
+                pieces.append(None)
+                continue
+            dims = jnp.arange(power_of_two(count))
+            index = refs.qkv.at[rows.token[:, None], kv_head, rows.part[:, None], first + dims[None, :]]
+            mask = rows.live[:, None] & (dims < count)[None, :]
+            pieces.append(pltriton.load(index, mask=mask, other=0.0).astype(jnp.float32))
+        return pieces
+
+    def _normed(self, refs: _Refs, rows: _Rows, pieces: list[jax.Array | None]) -> list[jax.Array | None]:
+        """The pieces after the norm of heads, which passes values by."""
+        if self.eps is None:
+            return pieces
+        head_dim, dtype = refs.qkv.shape[3], refs.q.dtype
+        square = sum(jnp.sum(piece * piece, axis=1) for piece in pieces if piece is not None)
+        factor = lax.rsqrt(square / head_dim + self.eps)[:, None]
+        normed: list[jax.Array | None] = []
+        for piece, (first, count) in zip(pieces, self._pieces(head_dim), strict=True):
+            if piece is None:
+                normed.append(None)
+                continue
+            dims = jnp.arange(piece.shape[1])
+            q, k = (
+                pltriton.load(ref.at[first + dims], mask=dims < count, other=0.0).astype(jnp.float32) + self.offset
+                for ref in (refs.q_norm, refs.k_norm)
+            )
+            weight = jnp.where((rows.part < self.group)[:, None], q[None, :], k[None, :])
+            scaled = (piece * factor * weight).astype(dtype).astype(jnp.float32)
+            normed.append(jnp.where((rows.part <= self.group)[:, None], scaled, piece))
+        return normed
+
+    def _store(self, refs: _Refs, rows: _Rows, first: int, count: int, x: jax.Array) -> None:
+        """Puts some dims of all rows where they belong; x is f32[X, count padded]."""
+        dims = jnp.arange(x.shape[1])
         x = x.astype(refs.q.dtype)
         is_query = rows.part < self.group
         at = first + dims[None, :]
@@ -127,14 +174,6 @@ class _Write:
         pltriton.store(pool, narrow(stored, refs.pool.dtype), mask=(rows.live & ~is_query)[:, None] & real)
 
 
-def _load(refs: _Refs, rows: _Rows, kv_head: jax.Array, first: int, count: int) -> tuple[jax.Array, jax.Array]:
-    """i32[D] offsets of `count` dims, padded to a power of two, and these dims of all rows f32[X, D]."""
-    dims = jnp.arange(power_of_two(count))
-    index = refs.qkv.at[rows.token[:, None], kv_head, rows.part[:, None], first + dims[None, :]]
-    mask = rows.live[:, None] & (dims < count)[None, :]
-    return dims, pltriton.load(index, mask=mask, other=0.0).astype(jnp.float32)
-
-
 @functools.partial(jax.jit, static_argnames="interpret")
 def write_kv(
     qkv: jax.Array,
@@ -143,6 +182,7 @@ def write_kv(
     kv_pages: jax.Array,
     slot_mapping: jax.Array,
     layer: jax.Array,
+    head_norm: HeadNorm | None,
     k_scale: float | jax.Array | None,
     v_scale: float | jax.Array | None,
     *,
@@ -152,6 +192,8 @@ def write_kv(
     tokens, kv_heads, parts, head_dim = qkv.shape
     _, pages, page_size, heads, _ = kv_pages.shape
     per_program = max(1, _ROWS // parts)
+    q_norm, k_norm = (jnp.zeros(1, jnp.float32),) * 2 if head_norm is None else (head_norm.q, head_norm.k)
+    eps, offset = (None, 0.0) if head_norm is None else (head_norm.eps, head_norm.offset)
     scaled = k_scale is not None or v_scale is not None
     scales = jnp.stack([jnp.asarray(1.0 if s is None else s, jnp.float32).reshape(()) for s in (k_scale, v_scale)])
     pool = kv_pages.reshape(-1, heads, head_dim)
@@ -159,15 +201,15 @@ def write_kv(
     if not half:  # Pallas takes no empty arrays
         cos = sin = jnp.zeros((1, 1), jnp.float32)
     q, pool = pl.pallas_call(
-        _Write(parts - 2, half, per_program, pages * page_size, scaled),
+        _Write(parts - 2, half, per_program, pages * page_size, eps, offset, scaled),
         out_shape=(
             jax.ShapeDtypeStruct((tokens, kv_heads * (parts - 2), head_dim), qkv.dtype),
             jax.ShapeDtypeStruct(pool.shape, pool.dtype),
         ),
         grid=(pl.cdiv(tokens, per_program), kv_heads),
-        input_output_aliases={6: 1},
+        input_output_aliases={8: 1},
         compiler_params=pltriton.CompilerParams(num_warps=4, num_stages=1),
         interpret=interpret,
         name="write_kv",
-    )(qkv, cos, sin, slot_mapping, layer, scales, pool)
+    )(qkv, cos, sin, slot_mapping, layer, q_norm, k_norm, scales, pool)
     return q, pool.reshape(kv_pages.shape)

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.pool import to_storage
+from pallas_kernels.write_kv.head_norm import HeadNorm
 
 
 def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
@@ -22,10 +23,12 @@ def write_kv(
     kv_pages: jax.Array,
     slot_mapping: jax.Array,
     layer: jax.Array,
+    head_norm: HeadNorm | None,
     k_scale: float | jax.Array | None,
     v_scale: float | jax.Array | None,
 ) -> tuple[jax.Array, jax.Array]:
     """See `pallas_kernels.write_kv.api`; the arguments are taken as checked."""
+    qkv = qkv if head_norm is None else head_norm(qkv)
     page_size = kv_pages.shape[2]
     page, slot = slot_mapping // page_size, slot_mapping % page_size
     q, k, v = qkv[:, :, :-2], qkv[:, :, -2], qkv[:, :, -1]

@@ -19,6 +19,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.pool import to_storage
+from pallas_kernels.write_kv.head_norm import HeadNorm
 
 LANES, SUBLANES = 128, 8
 TILE_BYTES = 2**20  # of the float32 queries, keys and values of a step's tokens
@@ -92,6 +93,7 @@ def write_kv(
     kv_pages: jax.Array,
     slot_mapping: jax.Array,
     layer: jax.Array,
+    head_norm: HeadNorm | None,
     k_scale: float | jax.Array | None,
     v_scale: float | jax.Array | None,
     *,
@@ -103,6 +105,7 @@ def write_kv(
     """
     if kv_pages.dtype == jnp.float16:
         raise NotImplementedError("tpu: there are no float16 kv_pages on TPUs, use bfloat16 or float32")
+    qkv = qkv if head_norm is None else head_norm(qkv)  # which XLA fuses
     dtype = qkv.dtype
     if dtype == jnp.float16:
         qkv = qkv.astype(jnp.float32)

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.pool import to_storage
+from pallas_kernels.write_kv.head_norm import HeadNorm
 from pallas_kernels.write_kv.reference import rotate
 
 
@@ -15,10 +16,12 @@ def write_kv(
     kv_pages: jax.Array,
     slot_mapping: jax.Array,
     layer: jax.Array,
+    head_norm: HeadNorm | None,
     k_scale: float | jax.Array | None,
     v_scale: float | jax.Array | None,
 ) -> tuple[jax.Array, jax.Array]:
     """See `pallas_kernels.write_kv.api`; the arguments are taken as checked."""
+    qkv = qkv if head_norm is None else head_norm(qkv)
     layers, pages, page_size, heads, head_dim = kv_pages.shape
     q, k, v = qkv[:, :, :-2].reshape(qkv.shape[0], -1, head_dim), qkv[:, :, -2], qkv[:, :, -1]
     keys = to_storage(rotate(k, cos, sin).astype(k.dtype), k_scale, kv_pages.dtype)

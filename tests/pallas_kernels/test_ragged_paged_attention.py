@@ -16,7 +16,6 @@ from pallas_kernels.ragged_paged_attention.cases import CASES, Case, Inputs, mak
 
 IMPLEMENTATIONS = ("xla", "gpu", "tpu")
 LACKS = {
-    ("tpu", "page_64_gqa_odd_head_dim_192"): "head_dim must be at most 128 or a multiple of it, got 192",
     ("tpu", "page_128_head_dim_128_float16"): "float16",
 }
 """What an implementation says of the cases that it lacks."""

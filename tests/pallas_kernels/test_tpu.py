@@ -100,6 +100,7 @@ def test_writes_never_race(capfd, monkeypatch):
         jnp.array([1], jnp.int32),
         None,
         None,
+        None,
     ]
     want = write_reference.write_kv(*arrays)
     got = inspect.unwrap(write_tpu.write_kv)(*arrays, interpret=pltpu.InterpretParams(detect_races=True))
@@ -165,7 +166,7 @@ def test_compiles_in_place(chip, head_dim, kv_heads, group, dtype, compiler):
     assert program.copied_bytes < pool_bytes / 8
 
     def function(*arrays):
-        return write_tpu.write_kv(*arrays, scale, scale, interpret=False)
+        return write_tpu.write_kv(*arrays, None, scale, scale, interpret=False)
 
     program = deviceless.compile_for(chip, function, *write, donate_argnums=3)
     assert program.copied_bytes < pool_bytes / 8
@@ -189,7 +190,7 @@ def test_compiles_in_place_for_any_pool_in_row_major_order(compiler):
     args = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=row_major if x.ndim == 5 else everywhere) for x in args]
 
     def function(*arrays):
-        return write_tpu.write_kv(*arrays, None, None, interpret=False)
+        return write_tpu.write_kv(*arrays, None, None, None, interpret=False)
 
     with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
         step = jax.jit(function, donate_argnums=3, out_shardings=(everywhere, row_major))

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels import write_kv
+from pallas_kernels import HeadNorm, write_kv
 
 IMPLEMENTATIONS = ("reference", "xla", "gpu", "tpu")
 TOKENS, GROUP, KV_HEADS, HEAD_DIM, PAGE_SIZE, PAGES, LAYERS, LAYER = 12, 3, 2, 16, 8, 9, 3, 1
@@ -53,6 +53,27 @@ def test_rotates_and_writes(rotary, implementation):
     np.testing.assert_allclose(written[:, 1:], want[:, 1:], atol=1e-5)
     others = [layer for layer in range(LAYERS) if layer != LAYER]
     np.testing.assert_array_equal(np.asarray(written)[others], pool[others])
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize(("rotary", "offset"), [(0, 0.0), (8, 1.0), (HEAD_DIM, 0.0)])
+def test_norms_heads_before_the_rotation(rotary, offset, implementation):
+    """Queries and keys by weights of their own; values pass."""
+    inputs = make_inputs(seed=rotary, rotary=rotary)
+    weights = np.random.default_rng(9).standard_normal((2, HEAD_DIM), np.float32)
+    norm = HeadNorm(jnp.asarray(weights[0]), jnp.asarray(weights[1]), eps=1e-3, offset=offset)
+    rotated, written = write_kv(*inputs, head_norm=norm, implementation=implementation, interpret=True)
+
+    qkv, cos, sin, _, slots, _ = (np.asarray(x) for x in inputs)
+    q, k, v = split(qkv)
+    q, k = (
+        x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-3) * (w + offset)
+        for x, w in zip((q, k), weights, strict=True)
+    )
+    np.testing.assert_allclose(rotated, rotate(q, cos, sin), atol=2e-5)
+    rows = np.asarray(written)[LAYER].reshape(-1, 2 * KV_HEADS, HEAD_DIM)[slots[:LIVE]]
+    np.testing.assert_allclose(rows[:, 0::2], rotate(k, cos, sin)[:LIVE], atol=2e-5)
+    np.testing.assert_array_equal(rows[:, 1::2], v[:LIVE])
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -114,6 +135,12 @@ def test_bad_arguments_are_refused_by_value(index, value, message):
     inputs[index] = value
     with pytest.raises(ValueError, match=message):
         write_kv(*inputs)
+
+
+def test_a_norm_of_another_width_is_refused():
+    norm = HeadNorm(jnp.ones(HEAD_DIM), jnp.ones(HEAD_DIM - 1), eps=1e-6)
+    with pytest.raises(ValueError, match=r"head_norm.k must have shape \(16,\), got \(15,\)"):
+        write_kv(*make_inputs(0), head_norm=norm)
 
 
 def test_missing_implementations_are_named():
