@@ -9,6 +9,7 @@ from functools import partial
 
 import jax
 import numpy as np
+from jax.core import Tracer
 
 
 def check_attention(
@@ -42,7 +43,7 @@ def check_write(slot_mapping: jax.Array, layer: jax.Array, *, pool: tuple[int, .
 
 
 def _run(check: Callable[..., None], *arrays: jax.Array) -> None:
-    if any(isinstance(array, jax.core.Tracer) for array in arrays):
+    if any(isinstance(array, Tracer) for array in arrays):
         jax.debug.callback(lambda *values: check(*map(np.asarray, values)), *arrays)
     else:
         check(*map(np.asarray, arrays))

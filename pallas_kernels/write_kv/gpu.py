@@ -92,7 +92,7 @@ class _Write:
         rows = self._rows(refs, kv_head)
         half = self.half
         first, second, rest = self._normed(refs, rows, self._load(refs, rows, kv_head))
-        if first is not None:
+        if first is not None and second is not None:
             dims = jnp.arange(first.shape[1])
             angles = refs.cos.at[rows.token[:, None], dims[None, :]], refs.sin.at[rows.token[:, None], dims[None, :]]
             turned = (rows.live & (rows.part <= self.group))[:, None] & (dims < half)[None, :]
