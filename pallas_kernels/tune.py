@@ -30,6 +30,8 @@ GAIN = 0.99  # what is better takes at most this share of the time
 FIELDS: dict[str, dict[str, tuple[int, int]]] = {
     "decode": {"keys": (16, 256), "splits": (1, 64), "num_warps": (1, 8), "num_stages": (1, 7)},
     "prefill": {"rows": (16, 256), "keys": (16, 128), "num_warps": (2, 16), "num_stages": (1, 5)},
+    "tpu_decode": {"keys": (128, 512), "depth": (2, 8)},
+    "tpu_prefill": {"queries": (8, 256), "keys": (128, 512), "depth": (2, 4)},
 }
 Tiles = dict[str, int]
 
@@ -39,7 +41,7 @@ class Job:
     """Shapes that share an entry.
 
     Attributes:
-      kernel: "decode" or "prefill".
+      kernel: a key of `FIELDS`.
       key: of the entry.
       start: the heuristic's value.
       shapes: by name.
@@ -64,15 +66,16 @@ class Result:
         return math.exp(sum(map(math.log, self.seconds.values())) / len(self.seconds))
 
 
-def jobs(cases: dict[str, Case], *, interpret: bool) -> list[Job]:
+def jobs(cases: dict[str, Case], *, interpret: bool, implementation: str = "gpu") -> list[Job]:
     """What there is to tune for these shapes."""
     found: dict[str, Job] = {}
     for name, case in cases.items():
         kernel = "decode" if all(q_len <= 1 for q_len, _ in case.rows) else "prefill"
+        kernel = f"tpu_{kernel}" if implementation == "tpu" else kernel
         shape = attention(case)
         jax.clear_caches()
         with tuning.trying(OP, **{kernel: None}) as trial:
-            shape.lower(implementation="gpu", interpret=interpret)
+            shape.lower(implementation=implementation, interpret=interpret)
         if kernel not in trial.asked or kernel not in trial.defaults:
             raise RuntimeError(f"{OP} does not look up the tiles of {kernel}, or tells no default")
         key = trial.asked[kernel]
@@ -86,7 +89,7 @@ def near(kernel: str, tiles: Tiles) -> list[Tiles]:
     moves = []
     for name, (low, high) in FIELDS[kernel].items():
         now = tiles[name]
-        values = (now + 1, now - 1, now + 2, now - 2) if name == "num_stages" else (now * 2, now // 2)
+        values = (now + 1, now - 1, now + 2, now - 2) if name in ("num_stages", "depth") else (now * 2, now // 2)
         moves += [(name, value) for value in values if low <= value <= high]
     pairs = [pair for pair in itertools.combinations(moves, 2) if pair[0][0] != pair[1][0]]
     return [{**tiles, **dict(change)} for change in [*((move,) for move in moves), *pairs]]
@@ -97,11 +100,12 @@ class Tuner:
 
     Attributes:
       interpret: run the kernels by interpretation.
+      implementation: "gpu" or "tpu".
       say: gets a line of text now and then.
     """
 
-    def __init__(self, *, interpret: bool = False, say: Callable[[str], None] = print):
-        self.interpret, self.say = interpret, say
+    def __init__(self, *, interpret: bool = False, implementation: str = "gpu", say: Callable[[str], None] = print):
+        self.interpret, self.implementation, self.say = interpret, implementation, say
 
     def tune(self, job: Job, deadline: float, *, rounds: int = 5, most: int = 16) -> list[Result]:
         """The candidates that work, the best first. The heuristic's is among them, if it works.
@@ -161,7 +165,7 @@ class Tuner:
         jax.clear_caches()  # programs inside the operation's own jit were traced with other tiles
         try:
             with tuning.trying(OP, **{job.kernel: tiles}):
-                lowered = job.shapes[name].lower(implementation="gpu", interpret=self.interpret)
+                lowered = job.shapes[name].lower(implementation=self.implementation, interpret=self.interpret)
         except Exception as error:
             failed = error
 
@@ -199,6 +203,7 @@ def tune(
     budget: float,
     folder: Path | None,
     interpret: bool = False,
+    implementation: str = "gpu",
     say: Callable[[str], None] = print,
     rounds: int = 5,
     most: int = 16,
@@ -212,10 +217,10 @@ def tune(
     """
     end = time.monotonic() + budget
     found = []
-    todo = jobs(cases, interpret=interpret)
+    todo = jobs(cases, interpret=interpret, implementation=implementation)
     for i, job in enumerate(todo):
         now = time.monotonic()
-        results = Tuner(interpret=interpret, say=say).tune(
+        results = Tuner(interpret=interpret, implementation=implementation, say=say).tune(
             job, now + (end - now) / (len(todo) - i), rounds=rounds, most=most
         )
         for line in table(job, results):
@@ -238,19 +243,30 @@ def main() -> None:
     parser.add_argument("--op", choices=(OP,), default=OP)
     parser.add_argument("--shapes", default="main", help='"main": all; or a part of the names of some, as "decode"')
     parser.add_argument("--budget", type=float, default=120.0, help="seconds; compiling may take some more")
-    parser.add_argument("--tiny", action="store_true", help="small shapes, interpreted where there is no GPU")
+    parser.add_argument("--tiny", action="store_true", help="small shapes, interpreted where there is no GPU or TPU")
+    parser.add_argument("--implementation", choices=("gpu", "tpu"), help="with --tiny: which one to interpret")
     parser.add_argument("--out", type=Path, help="folder for the entries (default: the package's; with --tiny: none)")
     args = parser.parse_args()
-    interpret = jax.default_backend() not in ("gpu", "cuda")
+    platform = jax.default_backend()
+    interpret = platform not in ("gpu", "tpu")
     if interpret and not args.tiny:
-        parser.error(f"{jax.devices()[0].device_kind} is no GPU: only --tiny runs here")
+        parser.error(f"{jax.devices()[0].device_kind} is no GPU and no TPU: only --tiny runs here")
+    implementation = (args.implementation or "gpu") if interpret else platform
     shapes = timing.TINY_SHAPES if args.tiny else timing.SHAPES
     cases = {name: case for name, case in shapes.items() if args.shapes == "main" or args.shapes in name}
     if not cases:
         parser.error(f"--shapes {args.shapes}: no such shape; there are {', '.join(shapes)}")
     rounds, most = (1, 2) if interpret else (5, 16)
     folder = args.out or (None if args.tiny else tuning.FOLDER)
-    tune(cases, budget=args.budget, folder=folder, interpret=interpret, rounds=rounds, most=most)
+    tune(
+        cases,
+        budget=args.budget,
+        folder=folder,
+        interpret=interpret,
+        implementation=implementation,
+        rounds=rounds,
+        most=most,
+    )
 
 
 if __name__ == "__main__":

@@ -25,9 +25,11 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from pallas_kernels import tuning
 from pallas_kernels.ragged_paged_attention.tpu_walk import LANES, Batch, Plan, Tile, Walk
 
-# What decides the speed: found from the schedules that Mosaic makes for these chips, not on the chips themselves.
+# What decides the speed where `tuned/` has no entry: from the schedules that Mosaic makes for these chips, not from
+# the chips themselves.
 DECODE_BYTES, DECODE_DEPTH = 2**20, 4  # of a tile of keys and values; tiles in the ring, to hide the latency of HBM
 PREFILL_BYTES, PREFILL_DEPTH = 2**21, 2
 PREFILL_ROWS = 512  # queries x heads of a group per item, at most
@@ -450,12 +452,16 @@ def _make_plan(
         state = STATE_BYTES // (heads * (head_dim + 2 * LANES) * 4)
         queries = _power_of_two(min(PREFILL_ROWS // group, state, tokens))
     keys = _power_of_two(tile_bytes // (2 * kv_heads * head_dim * kv_pages.dtype.itemsize))
+    key = {"kv_heads": kv_heads, "group": group, "head_dim": head_dim, "pool_dtype": str(kv_pages.dtype)}
+    key |= {"page_size": page_size, "tokens": tokens}
+    rule = {"queries": queries, "keys": max(LANES, min(keys, MAX_KEYS)), "depth": depth}
+    tiles = tuning.lookup("ragged_paged_attention", "tpu_prefill" if several else "tpu_decode", key, rule)
     narrow = q.dtype == jnp.bfloat16 and kv_pages.dtype != jnp.float32
     return Plan(
         several=several,
-        queries=queries,
-        keys=max(LANES, min(keys, MAX_KEYS)),
-        depth=depth,
+        queries=tiles["queries"],
+        keys=tiles["keys"],
+        depth=tiles["depth"],
         unroll=1 if interpret else UNROLL,
         cores=_cores(interpret),
         kv_heads=kv_heads,

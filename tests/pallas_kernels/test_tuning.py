@@ -188,3 +188,14 @@ def test_neighbours_differ_in_one_or_two_fields() -> None:
     assert {len(change) for change in changes} == {1, 2}
     assert {**START, "splits": 2, "num_stages": 3} in found
     assert not [tiles for tiles in found if tiles["splits"] < 1 or tiles["rows"] != 16]
+
+
+@pytest.mark.parametrize(
+    ("implementation", "kernels"), [("gpu", ["decode", "prefill"]), ("tpu", ["tpu_decode", "tpu_prefill"])]
+)
+def test_kernels_look_up_what_is_tuned(implementation: str, kernels: list[str]) -> None:
+    jobs = tune.jobs(timing.TINY_SHAPES, interpret=True, implementation=implementation)
+    assert sorted(job.kernel for job in jobs) == kernels
+    for job in jobs:
+        assert set(tune.FIELDS[job.kernel]) <= set(job.start)
+        assert any(size in job.key for size in tuning.SIZES)
