@@ -7,10 +7,13 @@ import jax
 import numpy as np
 import pytest
 
+from jaxpaged.core.block_manager import BlockManager
 from jaxpaged.core.sampling_params import SamplingParams
+from jaxpaged.core.scheduler import Scheduler
 from jaxpaged.core.step import Step
 from jaxpaged.device.buckets import BucketTable
 from jaxpaged.device.runner import Runner
+from jaxpaged.engine.engine import Engine
 from jaxpaged.errors import InvalidRequestError, RecompilationError, RequestTooLargeError
 from tests.engine.tiny import BLOCK, GREEDY, MAX_LEN, VOCAB, prompt, run
 
@@ -228,6 +231,21 @@ def test_strict_raises_on_a_program_that_was_not_warm(tiny_module, tiny_params, 
     step = Step(requests=[None], slots=[0], starts=[0], num_tokens=[1], samples=[True], total_tokens=1)
     with pytest.raises(RecompilationError, match="1 program"):
         runner.launch(step)
+
+
+def test_debug_kernels_name_a_page_that_is_not_there(tiny_module, tiny_params, tiny_config):
+    """Here the scheduler believes in more blocks than the pool has: 4 and scratch."""
+    config = dataclasses.replace(
+        tiny_config, num_kv_blocks=4, max_num_seqs=1, max_num_batched_tokens=16, debug_kernels=True, strict=False
+    )
+    runner = Runner(tiny_module, tiny_params, config, vocab_size=256, buckets=BucketTable([1], [16], max_num_seqs=1))
+    manager = BlockManager(20, BLOCK, enable_prefix_caching=False)
+    scheduler = Scheduler(manager, max_num_seqs=1, max_num_batched_tokens=16, max_model_len=128)
+    engine = Engine(scheduler, runner, config, vocab_size=256, eos_token_ids=())
+    assert run(engine, [prompt(20)])[0].finish_reason == "length"
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"must be in \[0, (5|80)\), got"):
+        run(engine, [prompt(100)])
+    assert not engine.has_work
 
 
 def test_the_step_copies_neither_pool_nor_params(runner):
