@@ -94,7 +94,7 @@ def _compile_gpu(
     """Compiles with spills as errors, and if only kernels that may do so spill, without."""
     assembler = ptxas()
     assert assembler, "there is one, or there were no mesh"
-    options["xla_gpu_cuda_data_dir"] = str(assembler.parents[1])
+    options |= {"xla_gpu_cuda_data_dir": str(assembler.parents[1]), "xla_dump_emitter_re": "ptx"}
     spills: dict[str, int] = {}
     for refuse in (True, False):
         with tempfile.TemporaryDirectory(prefix="deviceless-") as dump:
@@ -105,8 +105,8 @@ def _compile_gpu(
                 if "register spilling" not in str(error):
                     raise
                 spills = _spills(assembler, Path(dump))
-                if not all(name.startswith(may_spill) for name in spills):
-                    kernels = ", ".join(f"{name} ({size} bytes)" for name, size in spills.items())
+                if not spills or not all(name.startswith(may_spill) for name in spills):
+                    kernels = ", ".join(f"{name} ({size} bytes)" for name, size in spills.items()) or "some kernel"
                     raise RegisterSpillError(f"registers are spilled on {device} by {kernels}") from error
     raise AssertionError("XLA refuses spills that it was told to allow")
 

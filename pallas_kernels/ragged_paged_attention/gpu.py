@@ -23,7 +23,7 @@ from jax.experimental.pallas import triton as pltriton
 
 from pallas_kernels.padding import power_of_two
 from pallas_kernels.ragged_paged_attention.tiles import Shape, Tiles, decode_tiles, prefill_tiles
-from pallas_kernels.stored import widen
+from pallas_kernels.stored import check_addressable, widen
 
 _LOWEST = -1e30  # stands for -inf: differences of it stay finite
 _LOG2E = 1.4426950408889634  # the kernels work with powers of two
@@ -35,11 +35,11 @@ class _Refs(NamedTuple):
     """The arrays of a launch.
 
     Attributes:
-      q, out: [T, N, H].
+      q: [T, N, H].
       kv: [L * P * page_size, 2K, H], the pool by slots.
       kv_lens, page_indices, cu_q_lens, num_seqs, layer: as in the operation.
       scales: f32[2], of the scores and of the values.
-      sinks: f32[N]; the lowest number where there are none.
+      sinks: f32[N]; f32[1] where there are none.
     """
 
     q: Any
@@ -379,6 +379,7 @@ def ragged_paged_attention(
     interpret: bool = False,
 ) -> jax.Array:
     """See `pallas_kernels.ragged_paged_attention.api`; the arguments are taken as checked."""
+    check_addressable(kv_pages)
     _, pages, page_size, heads, head_dim = kv_pages.shape
     compute = _compute_dtype(q.dtype, kv_pages.dtype)
     shape = Shape(
@@ -448,7 +449,8 @@ def _decode(attention: _Attention, refs: _Refs, *, zero_rest: bool, interpret: b
     if not split:
         return found
     merge = functools.partial(_merge_kernel, attention=attention, zero_rest=zero_rest)
-    one = dataclasses.replace(tiles, num_warps=4, num_stages=1)
+    warps = max(4, tiles.splits * power_of_two(shape.head_dim) // 1024)  # 32 numbers a thread, at most
+    one = dataclasses.replace(tiles, num_warps=warps, num_stages=1)
     return _launch(merge, "merge_splits", (shape.kv_heads * shape.group, rows), (*refs, *found), out, one, interpret)
 
 

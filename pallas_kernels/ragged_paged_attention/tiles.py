@@ -97,7 +97,7 @@ def _prefill_default(shape: Shape) -> Tiles:
     width = power_of_two(shape.head_dim)
     group = power_of_two(shape.group)
     if shape.compute_bytes == 4:
-        return Tiles(max(16, group), keys=16, splits=1, num_warps=4, num_stages=3)
+        return Tiles(max(16, group), keys=16, splits=1, num_warps=4, num_stages=3 if width <= 128 else 2)
     if shape.pool_dtype in ("int8", "float8_e4m3fn", "float8_e5m2") and not casts_e4m3(tuning.current_device()):
         stages = 3 if width == shape.head_dim <= 128 else 1
         return Tiles(max(64, group), keys=32, splits=1, num_warps=8, num_stages=stages)

@@ -337,7 +337,6 @@ def writing(case: Case, implementation: str) -> tuple:
 
 # (kernel, case, device) -> what is wrong; whoever mends it takes the line out, or the test fails.
 KNOWN_FAULTS = {
-    ("decode", "float32", "a100"): "spills",
     ("mixed", "float8_e5m2", "l4"): "spills",
     ("mixed", "multi_query_float8", "l4"): "spills",
 }
