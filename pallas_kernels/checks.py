@@ -2,10 +2,13 @@
 
 import functools
 from collections.abc import Mapping
+from numbers import Real
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+
+from pallas_kernels import tuning
 
 FLOAT_DTYPES = ("float32", "bfloat16", "float16")
 POOL_DTYPES = (*FLOAT_DTYPES, "uint16", "float8_e4m3fn", "float8_e5m2", "int8")
@@ -59,6 +62,24 @@ def check_pool(kv_pages: Any) -> tuple[int, int, int, int, int]:
     return layers, pages, page_size, heads // 2, head_dim
 
 
+def check_scale(name: str, scale: Any) -> jax.Array | None:
+    """The scale as f32[]; raises ValueError unless it is a number, an array of one, or None, which stays None."""
+    if scale is None:
+        return None
+    number = isinstance(scale, Real) and not isinstance(scale, bool)
+    if not number and not (hasattr(scale, "dtype") and jnp.size(scale) == 1):
+        raise ValueError(f"{name} must be a number or an array of one, got {scale!r}")
+    return jnp.float32(scale).reshape(())
+
+
+def best_implementation() -> str:
+    """The implementation for the device that programs are compiled for by default."""
+    kind = tuning.current_device()
+    if kind.startswith("NVIDIA"):
+        return "gpu"
+    return "tpu" if kind.startswith("TPU") else "xla"
+
+
 def pick_implementation(
     op: str, implementation: str | None, available: Mapping[str, Any], *, interpret: bool = False
 ) -> Any:
@@ -75,11 +96,13 @@ def pick_implementation(
       NotImplementedError: it is a known one, but `op` does not have it.
     """
     if implementation is None:
-        best = {"gpu": "gpu", "cuda": "gpu", "tpu": "tpu"}.get(jax.default_backend(), "xla")
+        best = best_implementation()
         implementation = best if best in available else "xla"
     if implementation not in IMPLEMENTATIONS:
         raise ValueError(f"implementation must be one of {', '.join(IMPLEMENTATIONS)}, got {implementation!r}")
     if implementation not in available:
         raise NotImplementedError(f"{op} has no implementation {implementation!r}; it has {', '.join(available)}")
     chosen = available[implementation]
-    return functools.partial(chosen, interpret=interpret) if implementation in _PALLAS else chosen
+    if implementation in _PALLAS:
+        chosen = functools.partial(chosen, interpret=interpret)
+    return jax.enable_x64(False)(chosen)  # numbers and indices have 32 bits, whatever is the caller's default

@@ -12,12 +12,25 @@ from jax import lax
 
 from pallas_kernels import tuning
 
-_CASTS_E4M3 = re.compile(r"\b(H20|H100|H200|H800|GH200|G?B[1-3]00|L4|L40S?|RTX [45]0\d\d|Ada|Blackwell)\b")
+# By name: the chip that a program is compiled for need not be there to be asked.
+_CASTS_E4M3 = re.compile(r"\b(H20|H100|H200|H800|GH200|G?B[1-3]00|L4|L20|L40S?|GeForce RTX [45]0\d\d|Ada|Blackwell)\b")
 
 
 def casts_e4m3(device_kind: str) -> bool:
-    """Whether a device has instructions for float8_e4m3fn (sm_89 and later)."""
+    """Whether a device has instructions for float8_e4m3fn (sm_89 and later); an unknown one has not."""
     return bool(_CASTS_E4M3.search(device_kind))
+
+
+def check_addressable(kv_pages: jax.Array) -> None:
+    """Raises NotImplementedError for a pool that Pallas would address with too few bits.
+
+    It counts numbers in 32 bits, signed, up to 2^32 bytes, and in 64 bits beyond: with numbers of one byte, those
+    between 2^31 and 2^32 have no right offset.
+    """
+    if kv_pages.dtype.itemsize == 1 and 2**31 < kv_pages.size <= 2**32:
+        raise NotImplementedError(
+            f"gpu: kv_pages of {kv_pages.dtype} must have at most 2^31 numbers or more than 2^32, got {kv_pages.size}"
+        )
 
 
 def widen(stored: jax.Array, dtype: Any) -> jax.Array:

@@ -5,7 +5,15 @@ from numbers import Real
 
 import jax
 
-from pallas_kernels.checks import check_float, check_index, check_packed, check_pool, check_shape, pick_implementation
+from pallas_kernels.checks import (
+    check_float,
+    check_index,
+    check_packed,
+    check_pool,
+    check_scale,
+    check_shape,
+    pick_implementation,
+)
 from pallas_kernels.debug import check_attention
 from pallas_kernels.ragged_paged_attention import gpu, reference, tpu, xla
 
@@ -105,6 +113,7 @@ def ragged_paged_attention(
             pool=kv_pages.shape,
             decode_only=decode_only,
         )
+    k_scale, v_scale = check_scale("k_scale", k_scale), check_scale("v_scale", v_scale)
     attend = pick_implementation("ragged_paged_attention", implementation, _AVAILABLE, interpret=interpret)
     return attend(
         q,

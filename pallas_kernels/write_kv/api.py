@@ -2,7 +2,14 @@
 
 import jax
 
-from pallas_kernels.checks import check_float, check_index, check_pool, check_shape, pick_implementation
+from pallas_kernels.checks import (
+    check_float,
+    check_index,
+    check_pool,
+    check_scale,
+    check_shape,
+    pick_implementation,
+)
 from pallas_kernels.debug import check_write
 from pallas_kernels.write_kv import gpu, reference, tpu, xla
 from pallas_kernels.write_kv.head_norm import HeadNorm
@@ -76,5 +83,6 @@ def write_kv(
     check_index("layer", layer, (1,))
     if debug:
         check_write(slot_mapping, layer, pool=kv_pages.shape)
+    k_scale, v_scale = check_scale("k_scale", k_scale), check_scale("v_scale", v_scale)
     write = pick_implementation("write_kv", implementation, _AVAILABLE, interpret=interpret)
     return write(qkv, cos, sin, kv_pages, slot_mapping, layer, head_norm, k_scale, v_scale)

@@ -15,7 +15,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as pltriton
 
 from pallas_kernels.padding import power_of_two
-from pallas_kernels.stored import narrow
+from pallas_kernels.stored import check_addressable, narrow
 from pallas_kernels.write_kv.head_norm import HeadNorm
 
 _ROWS = 16  # (token, part) pairs per program, at least
@@ -189,6 +189,7 @@ def write_kv(
     interpret: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
     """See `pallas_kernels.write_kv.api`; the arguments are taken as checked."""
+    check_addressable(kv_pages)
     tokens, kv_heads, parts, head_dim = qkv.shape
     _, pages, page_size, heads, _ = kv_pages.shape
     per_program = max(1, _ROWS // parts)

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pallas_kernels import ragged_paged_attention
+from pallas_kernels import ragged_paged_attention, tuning
+from pallas_kernels.checks import best_implementation
 from pallas_kernels.ragged_paged_attention.cases import CASES, Case, Inputs, make_inputs
 
 IMPLEMENTATIONS = ("xla", "gpu", "tpu")
@@ -138,6 +139,8 @@ POSITIONS = {"q": 0, "kv_pages": 1, "kv_lens": 2, "page_indices": 3, "cu_q_lens"
         ("sliding_window", 0, "0"),
         ("soft_cap", -1.0, "-1.0"),
         ("sinks", jnp.zeros((3,)), r"\(3,\)"),
+        ("k_scale", jnp.ones((2,)), r"k_scale must be a number or an array of one, got Array\(\[1., 1.\]"),
+        ("v_scale", "1", "'1'"),
         ("implementation", "cuda", "'cuda'"),
     ],
 )
@@ -150,6 +153,52 @@ def test_bad_arguments_are_refused_by_value(name, value, message):
         options[name] = value
     with pytest.raises(ValueError, match=message):
         ragged_paged_attention(*arrays, **options)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_scales_may_be_arrays(implementation):
+    inputs = make_inputs(CASES["decode"], seed=0)
+    want = run(inputs, "reference", k_scale=0.5, v_scale=3.0)
+    for shape in ((), (1,), (1, 1)):
+        got = run(inputs, implementation, k_scale=jnp.full(shape, 0.5), v_scale=jnp.full(shape, 3.0, jnp.bfloat16))
+        np.testing.assert_allclose(got, want, atol=2e-5)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_64_bits_as_the_default_change_nothing(implementation):
+    inputs = make_inputs(CASES["mixed"], seed=0)
+    want = run(inputs, implementation)
+    with jax.enable_x64(True):
+        np.testing.assert_array_equal(run(inputs, implementation), want)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn", "float8_e5m2"])
+def test_pools_that_triton_would_address_wrongly_are_refused(dtype):
+    """By shapes alone: 3 * 2^30 numbers of one byte."""
+    arrays = list(make_inputs(CASES["mixed"], seed=0).arrays)
+    attend = functools.partial(ragged_paged_attention, sm_scale=1.0, implementation="gpu")
+    for size, refused in ((2**31, False), (3 * 2**30, True), (2**32, True), (2**32 + 2**20, False)):
+        arrays[1] = jax.ShapeDtypeStruct((2, size // 2**13, 16, 4, 64), dtype)
+        if refused:
+            with pytest.raises(NotImplementedError, match=str(size)):
+                jax.eval_shape(attend, *arrays)
+        else:
+            jax.eval_shape(attend, *arrays)
+
+
+@pytest.mark.parametrize(
+    ("kind", "implementation"),
+    [
+        ("NVIDIA H200", "gpu"),
+        ("TPU v6 lite", "tpu"),
+        ("cpu", "xla"),
+        ("AMD Instinct MI300X", "xla"),
+        ("Tesla T4", "xla"),
+    ],
+)
+def test_the_best_implementation_follows_the_device(kind, implementation):
+    with tuning.device(kind):
+        assert best_implementation() == implementation
 
 
 @pytest.mark.parametrize("implementation", ["gpu_hopper"])
