@@ -18,7 +18,7 @@ from jaxpaged.device.buckets import Bucket, BucketTable
 from jaxpaged.device.compilation import compilations
 from jaxpaged.device.sampling import Sampled
 from jaxpaged.device.slots import admit, empty_slots, pack_admission
-from jaxpaged.device.step_program import DONATED, StepOptions, compiler_options, make_step, step_arguments
+from jaxpaged.device.step_program import DONATED, StepOptions, compile_step, compiler_options, make_step, step_arguments
 from jaxpaged.errors import RecompilationError
 from jaxpaged.models.decoder import Decoder
 
@@ -148,7 +148,7 @@ class Runner:
         step = make_step(self.module, self.options, bucket)
         arguments = step_arguments(self.params, kv_pages, self.slots, bucket, self.config.block_size)
         lowered = jax.jit(step, donate_argnums=DONATED).lower(*arguments)
-        return lowered.compile(compiler_options(jax.default_backend()))
+        return compile_step(lowered, compiler_options(jax.default_backend()))
 
     def _compile_admit(self) -> jax.stages.Compiled:
         if self._admit is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
@@ -59,6 +60,17 @@ def compiler_options(platform: str) -> dict[str, str | bool]:
     sum of its parts. The libraries that it calls split on their own where that is faster, within one call.
     """
     return {"xla_gpu_experimental_force_split_k": "1"} if platform == "gpu" else {}
+
+
+def compile_step(lowered: jax.stages.Lowered, options: dict[str, str | bool]) -> jax.stages.Compiled:
+    """The compiled step; without options that this XLA does not know, with a warning: they only save time."""
+    try:
+        return lowered.compile(options)
+    except jax.errors.JaxRuntimeError as error:
+        if "No such compile option" not in str(error):
+            raise
+        warnings.warn(f"steps are compiled without {', '.join(options)}: {error}", stacklevel=2)
+        return lowered.compile()
 
 
 def make_step(module: Decoder, options: StepOptions, bucket: Bucket) -> StepFunction:

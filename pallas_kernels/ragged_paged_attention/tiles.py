@@ -58,9 +58,8 @@ _MAX_SPLITS = 64
 
 
 def decode_tiles(shape: Shape) -> Tiles:
-    """For rows with one query each."""
-    context = shape.page_size * shape.max_pages
-    return _look_up("decode", shape, {"rows": shape.rows, "context": context}, _decode_default)
+    """For rows with one query each. How long contexts may be says little of how long they are: no key for entries."""
+    return _look_up("decode", shape, {"rows": shape.rows}, _decode_default)
 
 
 def prefill_tiles(shape: Shape) -> Tiles:
