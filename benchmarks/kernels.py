@@ -51,7 +51,7 @@ def writes(case: Case, tokens: int) -> tuple[Callable, tuple, float]:
         q = jnp.zeros((), qkv.dtype)
         for layer in range(case.layers):
             index = jnp.array([layer], jnp.int32)
-            q, kv_pages = write_kv(qkv + q.ravel()[0], angles, angles, kv_pages, slots, index)
+            q, kv_pages = write_kv(qkv, angles, angles, kv_pages, slots, index)
         return kv_pages, q
 
     program = jax.jit(layers, donate_argnums=0)

@@ -1,8 +1,7 @@
-"""Operations of a paged-attention engine, usable without it: this package imports jax and nothing else.
+"""Operations of a paged-attention engine, usable without it: this package imports jax and numpy only.
 
-One folder per operation, with the same file names in each: `api.py` checks the arguments and picks an
-implementation, `reference.py` is the specification, `xla.py` runs on any device, `cases.py` holds the inputs that
-tests and benchmarks share.
+One folder per operation, with the same file names in each: `api.py` checks the arguments and picks an implementation,
+`reference.py` is the specification, `xla.py` runs on any device, `gpu.py` and `tpu.py` are Pallas. See README.md.
 """
 
 from pallas_kernels.add_rms_norm import add_rms_norm

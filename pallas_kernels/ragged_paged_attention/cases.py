@@ -162,6 +162,12 @@ CASES: dict[str, Case] = {
     "decode_long_among_short": replace(_DECODES, rows=(*((1, 3),) * 30, (1, 640), *((1, 70),) * 10)),
     "decode_empty_rows": replace(_DECODES, rows=((1, 5), (0, 0), (1, 200), (0, 30), (1, 9))),
     "decode_nothing": _DECODES,
+    "decode_more_tokens_than_rows": Case(
+        rows=((1, 300), (0, 9), (1, 70)), num_rows=4, tokens=9, max_pages=40, decode_only=True
+    ),
+    "decode_fewer_tokens_than_rows": Case(
+        rows=((1, 300), (0, 9), (0, 0), (1, 70)), num_rows=6, tokens=3, max_pages=40, decode_only=True, sinks=True
+    ),
     "decode_few_and_long": Case(rows=((1, 1100), (1, 30), (1, 513)), num_rows=3, tokens=3, kv_heads=1, max_pages=70),
     "decode_few_and_long_with_window_and_sinks": Case(
         rows=((1, 1100), (1, 30), (1, 513)),

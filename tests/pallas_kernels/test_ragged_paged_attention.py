@@ -89,29 +89,31 @@ def test_is_plain_attention_over_the_pages(implementation):
         np.testing.assert_allclose(got[mine], want, atol=2e-5)
 
 
-def test_rows_do_not_depend_on_their_neighbours():
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_rows_do_not_depend_on_their_neighbours(implementation):
     """A row's output is the same to the bit when its neighbours' keys and values are NaN."""
     case = CASES["decode_many"]
     inputs = make_inputs(case, seed=1)
-    want = run(inputs, "xla")
+    want = run(inputs, implementation)
     pool, page_indices = np.array(inputs.arrays[1]), np.asarray(inputs.arrays[3])
     broken = 7
     pool[case.layer, page_indices[broken, : -(-case.rows[broken][1] // case.page_size)]] = np.nan
-    got = run(replace(inputs, arrays=(inputs.arrays[0], jnp.asarray(pool), *inputs.arrays[2:])), "xla")
+    got = run(replace(inputs, arrays=(inputs.arrays[0], jnp.asarray(pool), *inputs.arrays[2:])), implementation)
     keep = np.arange(len(case.rows)) != broken
     np.testing.assert_array_equal(got[keep], want[keep])
     assert np.isnan(got[broken]).all()
 
 
-def test_page_indices_beyond_a_row_are_ignored():
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_page_indices_beyond_a_row_are_ignored(implementation):
     case = CASES["mixed"]
     inputs = make_inputs(case, seed=2)
-    want = run(inputs, "xla")
+    want = run(inputs, implementation)
     page_indices = np.array(inputs.arrays[3])
     for row in range(len(page_indices)):
         used = -(-case.rows[row][1] // case.page_size) if row < len(case.rows) else 0
         page_indices[row, used:] = -(2**31) if row % 2 else 2**31 - 1
-    got = run(replace(inputs, arrays=(*inputs.arrays[:3], jnp.asarray(page_indices), *inputs.arrays[4:])), "xla")
+    got = run(replace(inputs, arrays=(*inputs.arrays[:3], jnp.asarray(page_indices), *inputs.arrays[4:])), implementation)
     np.testing.assert_array_equal(got, want)
 
 
