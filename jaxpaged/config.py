@@ -21,7 +21,8 @@ class EngineConfig:
       model: a local folder, a `.gguf` file, a Hugging Face name, or "demo".
       tokenizer: where the tokenizer is, if not with the model.
       dtype: of weights and activations; "auto" takes the checkpoint's. On a CPU without instructions for it a
-        16-bit type becomes float32, which holds the same weights: else every step would convert all of them.
+        16-bit type becomes float32, which holds the same weights: else every step would convert all of them. On a TPU
+        float16 becomes bfloat16.
       kv_cache_dtype: of the KV cache; "auto" takes `dtype` as asked for, also where weights become float32.
       load_format: "auto" reads the checkpoint; "dummy" makes random weights of the model's config.
       max_model_len: longest sequence, prompt and output together; None: the model's own, cut to what the KV cache
@@ -122,6 +123,12 @@ def resolve(
         if asked == config.dtype:
             warnings.warn(f"this CPU has no {asked} instructions: weights become float32, to be faster", stacklevel=2)
         dtype = "float32"
+    if platform == "tpu":
+        if config.kv_cache_dtype == "float16":
+            raise ConfigError("kv_cache_dtype='float16' does not exist on TPUs: use bfloat16 or float32")
+        if asked == "float16":
+            warnings.warn("TPUs have no float16: weights and KV cache become bfloat16", stacklevel=2)
+            asked = dtype = "bfloat16"
     if config.max_model_len is not None and config.max_model_len > model_max_len:
         raise ConfigError(f"max_model_len={config.max_model_len} exceeds the model's own {model_max_len}")
     seqs = config.max_num_seqs or (32 if platform == "cpu" else 256)

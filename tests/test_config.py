@@ -51,6 +51,16 @@ def test_kv_cache_dtype_by_hand():
         EngineConfig(kv_cache_dtype="fp3")
 
 
+@pytest.mark.parametrize(("asked", "stored"), [("auto", "float16"), ("float16", "float32")])
+def test_float16_becomes_bfloat16_on_a_tpu(asked, stored):
+    with pytest.warns(UserWarning, match="TPUs have no float16"):
+        config = resolved(EngineConfig(dtype=asked), platform="tpu", checkpoint_dtype=stored)
+    assert (config.dtype, config.kv_cache_dtype) == ("bfloat16", "bfloat16")
+    assert resolved(EngineConfig(dtype=asked), platform="gpu", checkpoint_dtype="float16").dtype == "float16"
+    with pytest.raises(ConfigError, match="kv_cache_dtype='float16' does not exist on TPUs"):
+        resolved(EngineConfig(kv_cache_dtype="float16"), platform="tpu")
+
+
 def test_bfloat16_without_hardware_says_what_it_does():
     with pytest.warns(UserWarning, match="no bfloat16 instructions"):
         config = resolved(EngineConfig(dtype="bfloat16"), native_bfloat16=False)
