@@ -2,13 +2,14 @@
 
 One program per TensorCore walks over the batch: items of consecutive queries of one row, and for each of them the tiles
 of keys that they see. A tile's pages are copied from the pool in HBM into a ring of buffers in VMEM, keys and values of
-all heads together, while earlier tiles are worked on; the walk of the copies runs ahead of the walk of the arithmetic,
-over the ends of rows too, so short contexts keep the memory as busy as long ones. Two launches share this kernel: rows
-with one query, and rows with more, several queries of which go through the matrix unit together. Each writes its
-tokens into one zeroed output.
+all heads together, while earlier tiles are worked on. The page table stays in HBM as well: a tile's page numbers are
+copied to SMEM some tiles before they are needed. The walk runs ahead of the arithmetic, over the ends of rows too, so
+short contexts keep the memory as busy as long ones; what it finds is kept in SMEM until the arithmetic is there. Two
+launches share this kernel: rows with one query, and rows with more, several queries of which go through the matrix unit
+together. Each writes its tokens into one zeroed output.
 
-Covered: any numbers of heads, any head_dim, every pool but float16, which TPUs do not have, and page tables that fit in
-SMEM. Where 2K is neither 2 (float32, bfloat16), 4 nor a multiple of 8, or head_dim no multiple of 128, XLA keeps a pool
+Covered: any numbers of heads, any head_dim, page tables of any size, every pool but float16, which TPUs do not have.
+Where 2K is neither 2 (float32, bfloat16), 4 nor a multiple of 8, or head_dim no multiple of 128, XLA keeps a pool
 in another order of axes by default and would copy it for every call: hold it in row-major order then
 (`jax.experimental.layout`). bfloat16 and 8-bit pools are slower with a number of KV heads that is neither 1, 2 nor a
 multiple of 4, and with a head_dim above 128 that is no multiple of it. Products are of bfloat16 where neither queries
@@ -26,7 +27,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels import tuning
-from pallas_kernels.ragged_paged_attention.tpu_walk import LANES, Batch, Plan, Tile, Walk
+from pallas_kernels.ragged_paged_attention.tpu_walk import LANES, LEAD, Batch, Plan, Tile, Walk
 
 # What decides the speed where `tuned/` has no entry: from the schedules that Mosaic makes for these chips, not from
 # the chips themselves.
@@ -37,7 +38,6 @@ STATE_BYTES = 2**23  # of an item's float32 maxima, sums and weighted values, at
 MAX_KEYS = 512  # per tile
 UNROLL = 16  # copies that are started without a jump between them
 VMEM_BYTES = 48 * 2**20  # of the 64 MiB that the chip with the least has
-SMEM_BYTES = 960 * 2**10  # of 1 MiB
 
 _LOWEST = -1e30  # stands for -inf: differences of it stay finite
 _LOG2E = 1.4426950408889634
@@ -56,7 +56,9 @@ class _Scratch(NamedTuple):
       acc: f32[K, R, H] running sum of weighted values.
       out: [2, queries, N, H] on the way to HBM.
       pending: i32[2] tokens of `out` that are on the way, in SMEM.
-      kv_sems, q_sems, out_sems: of the copies.
+      tiles: i32[known * fields of a Tile] the tiles from the one that is worked on, in SMEM.
+      windows: i32[LEAD, window] page numbers of the tiles whose pages are copied next, in SMEM.
+      kv_sems, q_sems, out_sems, window_sems: of the copies.
     """
 
     kv: Any
@@ -69,9 +71,12 @@ class _Scratch(NamedTuple):
     acc: Any
     out: Any
     pending: Any
+    tiles: Any
+    windows: Any
     kv_sems: Any
     q_sems: Any
     out_sems: Any
+    window_sems: Any
 
 
 def _each(count: Any, body) -> None:
@@ -88,29 +93,35 @@ def _pieces(count: jax.Array, limit: int, copy) -> None:
 
 
 class _Copies(NamedTuple):
-    """The copies between HBM and VMEM: each function starts one or, with `wait`, waits for it."""
+    """The copies between HBM and VMEM or SMEM: each function starts one or, with `wait`, waits for it."""
 
     plan: Plan
     batch: Batch
     scratch: _Scratch
+    page_indices: Any  # i32[S * max_pages, padded to the end of any window]
     q: Any
     kv_pages: Any
     out: Any
 
-    def tile(self, tile: Tile, slot: jax.Array, *, wait: bool) -> None:
-        """The keys and values of a tile."""
-        plan, chunk = self.plan, self.plan.chunk
-        chunks = plan.keys // chunk
+    def window(self, tile: Tile, slot: jax.Array, *, wait: bool) -> None:
+        """The page numbers of a tile, and some before and behind them."""
+        first = pl.multiple_of(self._first_page(tile) & -LANES, LANES)
+        source = self.page_indices.at[pl.ds(first, self.plan.window)]
+        self._do(source, self.scratch.windows.at[slot], self.scratch.window_sems.at[slot], wait)
+
+    def tile(self, tile: Tile, slot: jax.Array, window: Any = None, *, wait: bool) -> None:
+        """The keys and values of a tile; to start, its page numbers lie in this slot of `windows`."""
+        plan, chunk, chunks = self.plan, self.plan.chunk, self.plan.chunks
         count = jnp.minimum((tile.end - tile.key + chunk - 1) // chunk, chunks)
-        row = tile.row * plan.max_pages
+        first = self._first_page(tile) & (LANES - 1)
+        # Where a tile has several chunks, they are whole pages; else it may begin within one.
+        place = 0 if chunks > 1 else pl.multiple_of(tile.key % plan.page_size, chunk)
 
         def copy(i):
-            position = tile.key + i * chunk
-            page = self.batch.page_indices[row + position // plan.page_size]
-            place = pl.ds(pl.multiple_of(position % plan.page_size, chunk), chunk)
+            page = 0 if wait else self.scratch.windows[window, first + i]
             for group in range(plan.head_dim // plan.lanes):
                 lanes = pl.ds(group * plan.lanes, plan.lanes)
-                source = self.kv_pages.at[self.batch.layer[0], page, place, :, lanes]
+                source = self.kv_pages.at[self.batch.layer[0], page, pl.ds(place, chunk), :, lanes]
                 target = self.scratch.kv.at[slot, group, pl.ds(pl.multiple_of(i * chunk, chunk), chunk)]
                 self._do(source, target, self.scratch.kv_sems.at[slot], wait)
 
@@ -123,6 +134,10 @@ class _Copies(NamedTuple):
                 lax.fori_loop(0, chunks, lambda i, _: (copy(i), 0)[1], 0, unroll=min(chunks, plan.unroll))
 
         pl.when(count < chunks)(lambda: _each(count, copy))
+
+    def _first_page(self, tile: Tile) -> jax.Array:
+        """Where the number of a tile's first page is in the page table."""
+        return tile.row * self.plan.max_pages + tile.key // self.plan.page_size
 
     def queries(self, tile: Tile, slot: jax.Array, *, wait: bool) -> None:
         """The queries of a tile's item."""
@@ -284,7 +299,7 @@ def _dot(x: jax.Array, y: jax.Array, axis: int) -> jax.Array:
 def _kernel(*refs, plan: Plan, has_sinks: bool, has_wide: bool) -> None:
     refs = list(refs)
     batch = Batch(*(refs.pop(0) for _ in Batch._fields))
-    q, kv_pages = refs.pop(0), refs.pop(0)
+    page_indices, q, kv_pages = refs.pop(0), refs.pop(0), refs.pop(0)
     sinks = refs.pop(0) if has_sinks else None
     del refs[0]  # what `out` holds before: zeros
     out = refs.pop(0)
@@ -294,24 +309,43 @@ def _kernel(*refs, plan: Plan, has_sinks: bool, has_wide: bool) -> None:
         refs.insert(2, None)
     scratch = _Scratch(*refs)
     walk = Walk(plan, batch)
-    copies = _Copies(plan, batch, scratch, q, kv_pages, out)
+    copies = _Copies(plan, batch, scratch, page_indices, q, kv_pages, out)
     arithmetic = _Arithmetic(plan, batch, scratch, sinks)
 
-    def fetch(tile: Tile, slot: jax.Array) -> Tile:
-        """Starts the copies of a tile, if there is one; the next tile."""
+    def place(number: Any, field: int) -> Any:
+        return (number & (plan.known - 1)) * len(Tile._fields) + field
 
-        @pl.when(walk.live(tile))
-        def _():
-            copies.tile(tile, slot, wait=False)
-            pl.when(tile.key == tile.start)(lambda: copies.queries(tile, slot, wait=False))
+    def known(number: Any) -> Tile:
+        return Tile(*(scratch.tiles[place(number, field)] for field in range(len(Tile._fields))))
 
+    def live(number: Any) -> jax.Array:
+        return walk.live(scratch.tiles[place(number, Tile._fields.index("row"))])
+
+    def announce(number: Any, tile: Tile) -> Tile:
+        """Keeps a tile and starts the copy of its page numbers, if there is such a tile; the next one."""
+        for field, value in enumerate(tile):
+            scratch.tiles[place(number, field)] = value
+        pl.when(walk.live(tile.row))(lambda: copies.window(tile, number % LEAD, wait=False))
         return walk.next(tile)
 
+    def fetch(number: Any, far: Tile) -> Tile:
+        """Starts the copies of a tile, if there is one, and announces the one LEAD further, which is `far`."""
+
+        @pl.when(live(number))
+        def _():
+            tile = known(number)
+            copies.window(tile, number % LEAD, wait=True)
+            copies.tile(tile, number % plan.depth, number % LEAD, wait=False)
+            pl.when(tile.key == tile.start)(lambda: copies.queries(tile, number % plan.depth, wait=False))
+
+        return announce(number + LEAD, far)
+
     def step(state):
-        """Works on tile number `number`, of item number `items`."""
-        number, items, tile, ahead = state
-        ahead = fetch(ahead, (number + plan.depth - 1) % plan.depth)
+        """Works on tile number `number`, of item number `items`; the first of a state is whether there is one."""
+        _, number, items, far = state
+        far = fetch(number + plan.depth - 1, far)
         slot, out_slot = number % plan.depth, items % 2
+        tile = known(number)
 
         @pl.when(tile.key == tile.start)
         def _():
@@ -329,12 +363,12 @@ def _kernel(*refs, plan: Plan, has_sinks: bool, has_wide: bool) -> None:
             scratch.pending[out_slot] = copies.count(tile)
             copies.results(tile.token, copies.count(tile), out_slot, wait=False)
 
-        return number + 1, items + last.astype(jnp.int32), walk.next(tile), ahead
+        return live(number + 1), number + 1, items + last.astype(jnp.int32), far
 
     scratch.pending[0] = scratch.pending[1] = jnp.int32(0)
-    tile = walk.first()
-    ahead = lax.fori_loop(0, plan.depth - 1, lambda slot, ahead: fetch(ahead, slot), tile)
-    lax.while_loop(lambda state: walk.live(state[2]), step, (jnp.int32(0), jnp.int32(0), tile, ahead))
+    far = lax.fori_loop(0, LEAD, announce, walk.first())
+    far = lax.fori_loop(0, plan.depth - 1, fetch, far)
+    lax.while_loop(lambda state: state[0], step, (live(0), jnp.int32(0), jnp.int32(0), far))
     for slot in range(2):
         copies.results(jnp.int32(0), scratch.pending[slot], jnp.int32(slot), wait=True)
 
@@ -362,7 +396,7 @@ def ragged_paged_attention(
 
     `interpret` may also be `pltpu.InterpretParams`, which knows float32 pools only.
     """
-    check_covered(kv_pages, page_indices)
+    check_covered(kv_pages)
     dtype = q.dtype
     if dtype == jnp.float16:
         q = q.astype(jnp.float32)
@@ -372,19 +406,20 @@ def ragged_paged_attention(
             jnp.float32(1) * (1 if v_scale is None else v_scale),
         ]
     )
-    batch = Batch(layer, num_seqs, cu_q_lens, kv_lens, page_indices.reshape(-1), scales)
+    batch = Batch(layer, num_seqs, cu_q_lens, kv_lens, scales)
     if sinks is not None:
         sinks = jnp.broadcast_to(sinks.astype(jnp.float32)[:, None] * _LOG2E, (len(sinks), LANES))
     out = jnp.zeros_like(q)
     for several in (False,) if decode_only else (False, True):
         plan = _make_plan(q, kv_pages, page_indices.shape[1], several, interpret, sliding_window, soft_cap)
-        out = _launch(plan, batch, q, kv_pages, sinks, out, interpret)
+        out = _launch(plan, batch, page_indices, q, kv_pages, sinks, out, interpret)
     return out.astype(dtype)
 
 
 def _launch(
     plan: Plan,
     batch: Batch,
+    page_indices: jax.Array,
     q: jax.Array,
     kv_pages: jax.Array,
     sinks: jax.Array | None,
@@ -408,13 +443,18 @@ def _launch(
         pltpu.VMEM((*rows, plan.head_dim), jnp.float32),
         pltpu.VMEM((2, plan.queries, heads, plan.head_dim), q.dtype),
         pltpu.SMEM((2,), jnp.int32),
+        pltpu.SMEM((plan.known * len(Tile._fields),), jnp.int32),
+        pltpu.SMEM((LEAD, plan.window), jnp.int32),
         pltpu.SemaphoreType.DMA((plan.depth,)),
         pltpu.SemaphoreType.DMA((plan.depth,)),
         pltpu.SemaphoreType.DMA((2,)),
+        pltpu.SemaphoreType.DMA((LEAD,)),
     ]
+    table = page_indices.reshape(-1)
+    table = jnp.pad(table, (0, -table.size % LANES + plan.window - LANES))
     in_hbm = pl.BlockSpec(memory_space=pl.ANY)
-    inputs = [q, kv_pages, *([] if sinks is None else [sinks]), out]
-    in_specs = [in_hbm, in_hbm, *([] if sinks is None else [pl.BlockSpec(memory_space=pltpu.VMEM)]), in_hbm]
+    inputs = [table, q, kv_pages, *([] if sinks is None else [sinks]), out]
+    in_specs = [in_hbm, in_hbm, in_hbm, *([] if sinks is None else [pl.BlockSpec(memory_space=pltpu.VMEM)]), in_hbm]
     return pl.pallas_call(
         functools.partial(_kernel, plan=plan, has_sinks=sinks is not None, has_wide=wide),
         grid_spec=pltpu.PrefetchScalarGridSpec(
@@ -450,8 +490,8 @@ def _make_plan(
     if several:
         tile_bytes, depth = PREFILL_BYTES, PREFILL_DEPTH
         state = STATE_BYTES // (heads * (head_dim + 2 * LANES) * 4)
-        queries = _power_of_two(min(PREFILL_ROWS // group, state, tokens))
-    keys = _power_of_two(tile_bytes // (2 * kv_heads * head_dim * kv_pages.dtype.itemsize))
+        queries = _floor_power_of_two(min(PREFILL_ROWS // group, state, tokens))
+    keys = _floor_power_of_two(tile_bytes // (2 * kv_heads * head_dim * kv_pages.dtype.itemsize))
     key = {"kv_heads": kv_heads, "group": group, "head_dim": head_dim, "pool_dtype": str(kv_pages.dtype)}
     key |= {"page_size": page_size, "tokens": tokens}
     rule = {"queries": queries, "keys": max(LANES, min(keys, MAX_KEYS)), "depth": depth}
@@ -475,7 +515,7 @@ def _make_plan(
     )
 
 
-def _power_of_two(size: int) -> int:
+def _floor_power_of_two(size: int) -> int:
     """The greatest power of two that is not above size, and 1 at least."""
     return 1 << max(size.bit_length() - 1, 0)
 
@@ -488,11 +528,7 @@ def _cores(interpret: Any) -> int:
     return getattr(device, "num_cores", None) or 1
 
 
-def check_covered(kv_pages: jax.Array, page_indices: jax.Array) -> None:
+def check_covered(kv_pages: jax.Array) -> None:
     """Raises NotImplementedError for what these kernels do not take."""
     if kv_pages.dtype == jnp.float16:
         raise NotImplementedError("tpu: there are no float16 kv_pages on TPUs, use bfloat16 or float32")
-    if page_indices.size * 4 > SMEM_BYTES:
-        raise NotImplementedError(
-            f"tpu: page_indices must fit in {SMEM_BYTES} bytes, got shape {page_indices.shape}: use larger pages"
-        )

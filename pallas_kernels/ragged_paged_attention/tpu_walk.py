@@ -8,7 +8,10 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
+from pallas_kernels.padding import power_of_two
+
 LANES, SUBLANES = 128, 8  # of a TPU's vector register
+LEAD = 4  # tiles between the copy of a tile's page numbers and the copies of its pages: what hides the first's latency
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,21 @@ class Plan:
         """Tokens copied at a time."""
         return min(self.page_size, self.keys)
 
+    @property
+    def chunks(self) -> int:
+        """Copies of keys and values per tile, of as many pages."""
+        return self.keys // self.chunk
+
+    @property
+    def window(self) -> int:
+        """Page numbers copied per tile: copies begin at multiples of LANES, up to LANES - 1 before the tile's first."""
+        return -(-(self.chunks + LANES - 1) // LANES) * LANES
+
+    @property
+    def known(self) -> int:
+        """Tiles that are kept in SMEM, from the one that is worked on to the furthest; a power of two."""
+        return power_of_two(self.depth + LEAD)
+
 
 class Batch(NamedTuple):
     """Scalars of the batch, in SMEM: i32 but for `scales`, f32[2], of scores (to units of log2) and of values."""
@@ -78,7 +96,6 @@ class Batch(NamedTuple):
     num_seqs: Any
     cu_q_lens: Any
     kv_lens: Any
-    page_indices: Any  # [S * max_pages]
     scales: Any
 
 
@@ -116,8 +133,8 @@ class Walk(NamedTuple):
         key = tile.key + self.plan.keys
         return self._seek(key < tile.end, tile._replace(key=key))
 
-    def live(self, tile: Tile) -> jax.Array:
-        return tile.row < self.batch.num_seqs[0]
+    def live(self, row: jax.Array) -> jax.Array:
+        return row < self.batch.num_seqs[0]
 
     def _first_offset(self, row: jax.Array) -> jax.Array:
         """Where this core begins in a row: cores take turns at the items of a row, and at rows of one item."""
