@@ -17,7 +17,6 @@ from jaxpaged.device.buckets import Bucket
 from jaxpaged.device.slots import empty_slots
 from jaxpaged.device.step_program import DONATED, StepFunction, StepOptions, compiler_options, make_step, step_arguments
 from jaxpaged.errors import ModelError, ModelNotFoundError
-from pallas_kernels import storage_dtype
 
 CONFIGS = Path(models.__file__).with_name("configs.json")  # of well-known models: what config.json says of their shapes
 POOL_BYTES = 16 << 30  # beyond what 32 bits can count, as in production
@@ -28,6 +27,7 @@ class AbstractStep(NamedTuple):
 
     Attributes:
       args: params, KV pages, slots and the packed batch: ShapeDtypeStructs.
+      row_major: the arguments that are held in row-major order, which XLA would not choose: see `kv_cache.row_major`.
       may_spill: the beginnings of names of kernels whose spilled registers are no fault of ours.
       num_layers: of the model; launches of layer i stem from ".../layers_{i}/...".
     """
@@ -35,6 +35,7 @@ class AbstractStep(NamedTuple):
     function: StepFunction
     args: tuple[Any, ...]
     donate_argnums: tuple[int, ...]
+    row_major: tuple[int, ...]
     compiler_options: dict[str, str | bool]
     may_spill: tuple[str, ...]
     num_layers: int
@@ -90,15 +91,15 @@ def abstract_step(
         implementation=implementation or {"cpu": "xla"}.get(platform, platform),
     )
     bucket = Bucket(tokens or rows, rows)
-    pages = pool_bytes // kv_cache.page_bytes(config, engine.block_size, engine.kv_cache_dtype)
-    pool = jax.eval_shape(partial(kv_cache.empty_pages, config, pages, engine.block_size, engine.kv_cache_dtype))
-    pool = jax.ShapeDtypeStruct(pool.shape, storage_dtype(engine.kv_cache_dtype, platform))
+    pages = pool_bytes // kv_cache.page_bytes(config, engine.block_size, engine.kv_cache_dtype, platform)
+    pool = kv_cache.abstract_pages(config, pages, engine.block_size, engine.kv_cache_dtype, platform)
     max_pages = -(-engine.max_model_len // engine.block_size)
     slots = jax.eval_shape(partial(empty_slots, engine.max_num_seqs, engine.max_model_len, max_pages))
     return AbstractStep(
         function=make_step(module, step_options, bucket),
         args=step_arguments(models.abstract_params(module), pool, slots, bucket, engine.block_size),
         donate_argnums=DONATED,
+        row_major=(1,) if kv_cache.row_major(platform) else (),
         compiler_options=compiler_options(platform),
         may_spill=("sort_",),  # XLA's own, used where there is no device; on one it calls a library
         num_layers=config.num_layers,

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import Protocol
 
 import jax
 import jax.numpy as jnp
+from jax.experimental.layout import Format, Layout
+from jax.sharding import SingleDeviceSharding
 
 from jaxpaged.config import EngineConfig
 from jaxpaged.errors import ConfigError
 from pallas_kernels import storage_dtype
+from pallas_kernels.padding import power_of_two
 
 CPU_POOL_BYTES = 1 << 30  # of host memory, unless told otherwise; fixed, so that compiled programs can be reused
 _GRANULE = 64  # pages; keeps the shape, and with it the compiled programs, equal between starts
@@ -27,18 +31,47 @@ class CacheShape(Protocol):
     def head_dim(self) -> int: ...
 
 
-def page_bytes(model: CacheShape, page_size: int, dtype: str) -> int:
-    """Bytes of one page over all layers."""
-    return model.num_layers * page_size * 2 * model.num_kv_heads * model.head_dim * jnp.dtype(dtype).itemsize
+def page_bytes(model: CacheShape, page_size: int, dtype: str, platform: str | None = None) -> int:
+    """Bytes of one page over all layers; `platform` as `jax.default_backend()` names it, None means that one."""
+    heads, head_dim, itemsize = 2 * model.num_kv_heads, model.head_dim, jnp.dtype(dtype).itemsize
+    if row_major(platform):  # in tiles of up to 8 x 128 words of 32 bits, which several narrow heads share
+        heads = max(power_of_two(heads), 4 // itemsize) if heads <= 8 else -(-heads // 8) * 8
+        head_dim = -(-head_dim // 128) * 128
+    return model.num_layers * page_size * heads * head_dim * itemsize
 
 
-def empty_pages(model: CacheShape, num_pages: int, page_size: int, dtype: str) -> jax.Array:
-    """A zeroed pool `[L, P, page_size, 2K, H]`: head 2k holds the keys of KV head k, head 2k + 1 its values.
+def row_major(platform: str | None = None) -> bool:
+    """Whether the pool must be held in row-major order, which XLA does by itself elsewhere.
+
+    On TPUs XLA orders the axes such that it pads least. Kernels take row-major arrays, and a step would copy the pool.
+    """
+    return (platform or jax.default_backend()) == "tpu"
+
+
+def pages_format() -> Format | None:
+    """How the pool lies in this device's memory, as `jax.jit` takes it; None: as XLA likes."""
+    if not row_major():
+        return None
+    return Format(Layout((0, 1, 2, 3, 4)), SingleDeviceSharding(jax.devices()[0]))
+
+
+def abstract_pages(
+    model: CacheShape, num_pages: int, page_size: int, dtype: str, platform: str | None = None
+) -> jax.ShapeDtypeStruct:
+    """A pool `[L, P, page_size, 2K, H]`: head 2k holds the keys of KV head k, head 2k + 1 its values.
 
     Where XLA cannot update an array of `dtype` in place, the pool holds its bits as integers.
     """
     shape = (model.num_layers, num_pages, page_size, 2 * model.num_kv_heads, model.head_dim)
-    return jnp.zeros(shape, storage_dtype(dtype))
+    return jax.ShapeDtypeStruct(shape, storage_dtype(dtype, platform))
+
+
+def empty_pages(model: CacheShape, num_pages: int, page_size: int, dtype: str) -> jax.Array:
+    """The pool of `abstract_pages` on this device, zeroed."""
+    pool, order = abstract_pages(model, num_pages, page_size, dtype), pages_format()
+    if order is None:
+        return jnp.zeros(pool.shape, pool.dtype)
+    return jax.jit(partial(jnp.zeros, pool.shape, pool.dtype), out_shardings=order)()
 
 
 def num_pages(config: EngineConfig, model: CacheShape, *, step_bytes: int) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import concurrent.futures
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -147,7 +146,11 @@ class Runner:
     def _compile(self, bucket: Bucket, kv_pages: jax.ShapeDtypeStruct) -> jax.stages.Compiled:
         step = make_step(self.module, self.options, bucket)
         arguments = step_arguments(self.params, kv_pages, self.slots, bucket, self.config.block_size)
-        lowered = jax.jit(step, donate_argnums=DONATED).lower(*arguments)
+        order = kv_cache.pages_format()
+        orders = (
+            {} if order is None else {"in_shardings": (None, order, None, None), "out_shardings": (order, None, None)}
+        )
+        lowered = jax.jit(step, donate_argnums=DONATED, **orders).lower(*arguments)
         return compile_step(lowered, compiler_options(jax.default_backend()))
 
     def _compile_admit(self) -> jax.stages.Compiled:
@@ -161,8 +164,8 @@ class Runner:
     def _largest_step_bytes(self) -> int:
         """Temporaries of the largest step, from a compilation against a pool of two pages."""
         model = self.module.config
-        make = partial(kv_cache.empty_pages, model, 2, self.config.block_size, self.config.kv_cache_dtype)
-        compiled = self._compile(self.buckets.all[-1], jax.eval_shape(make))
+        pool = kv_cache.abstract_pages(model, 2, self.config.block_size, self.config.kv_cache_dtype)
+        compiled = self._compile(self.buckets.all[-1], pool)
         analysis = compiled.memory_analysis()
         assert analysis is not None, "every backend that has memory to measure can analyse it"
         return analysis.temp_size_in_bytes

@@ -40,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
             platform="gpu" if isinstance(DEVICES[args.device], Gpu) else "tpu",
             implementation=args.implementation,
             num_layers=args.layers,
-            **_given(args, "block_size", "max_model_len", "kv_cache_dtype"),
+            **_given(args, "pool_bytes", "block_size", "max_model_len", "kv_cache_dtype"),
         )
         options = {**step.compiler_options, **dict(args.xla)}
         program = compile_for(
@@ -49,6 +49,7 @@ def main(argv: list[str] | None = None) -> int:
             *step.args,
             donate_argnums=step.donate_argnums,
             compiler_options=options,
+            row_major=step.row_major,
             may_spill=step.may_spill,
         )
     except (ValueError, NotImplementedError, CompileError, CompilerMissingError) as error:
@@ -75,6 +76,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--layers", type=int, help="compile this many layers only")
     parser.add_argument("--implementation", help="of the kernels (default: the device's)")
     parser.add_argument("--block-size", type=int, help="tokens of a page")
+    parser.add_argument("--pool-bytes", type=int, help="of the KV pages (default: 16 GiB)")
     parser.add_argument("--max-model-len", type=int)
     parser.add_argument("--kv-cache-dtype")
     parser.add_argument(

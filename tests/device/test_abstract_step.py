@@ -36,6 +36,7 @@ def compiled(device: str, step: AbstractStep) -> Program:
         *step.args,
         donate_argnums=step.donate_argnums,
         compiler_options=step.compiler_options,
+        row_major=step.row_major,
         may_spill=step.may_spill,
     )
 

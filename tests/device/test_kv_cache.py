@@ -1,3 +1,4 @@
+import jax.numpy as jnp
 import pytest
 
 from jaxpaged.config import EngineConfig
@@ -21,6 +22,24 @@ def test_page_bytes_are_those_of_the_array():
     pool = kv_cache.empty_pages(Model(), 3, 16, "float32")
     assert pool.shape == (2, 3, 16, 6, 8)
     assert pool.nbytes == 3 * PAGE_BYTES == 3 * kv_cache.page_bytes(Model(), 16, "float32")
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "head_dim", "dtype", "padded"),
+    [
+        (3, 64, "bfloat16", 8 * 128),
+        (6, 192, "float32", 16 * 256),
+        (1, 128, "int8", 4 * 128),
+        (1, 96, "float32", 2 * 128),
+    ],
+)
+def test_a_tpu_pads_pages(kv_heads, head_dim, dtype, padded):
+    """As its compiler says that it does, for an array in row-major order."""
+    model = Model()
+    model.num_kv_heads, model.head_dim = kv_heads, head_dim
+    expected = 2 * 16 * padded * jnp.dtype(dtype).itemsize
+    assert kv_cache.page_bytes(model, 16, dtype, "tpu") == expected
+    assert kv_cache.page_bytes(model, 16, dtype, "gpu") == expected * 2 * kv_heads * head_dim // padded
 
 
 def test_no_more_than_all_rows_can_use():
