@@ -16,6 +16,13 @@ IMPLEMENTATIONS = ("reference", "xla", "gpu", "gpu_hopper", "tpu")
 _PALLAS = ("gpu", "gpu_hopper", "tpu")
 
 
+def check_arrays(**arrays: Any) -> None:
+    """Raises ValueError unless all of these are arrays."""
+    for name, array in arrays.items():
+        if not hasattr(array, "shape") or not hasattr(array, "dtype"):
+            raise ValueError(f"{name} must be an array, got {array!r}")
+
+
 def check_shape(name: str, array: Any, shape: tuple[int, ...]) -> None:
     """Raises ValueError unless `array` has exactly this shape."""
     if jnp.shape(array) != shape:
@@ -66,10 +73,9 @@ def check_scale(name: str, scale: Any) -> jax.Array | None:
     """The scale as f32[]; raises ValueError unless it is a number, an array of one, or None, which stays None."""
     if scale is None:
         return None
-    number = isinstance(scale, Real) and not isinstance(scale, bool)
-    if not number and not (hasattr(scale, "dtype") and jnp.size(scale) == 1):
+    if isinstance(scale, bool) or (not isinstance(scale, Real) and getattr(scale, "size", None) != 1):
         raise ValueError(f"{name} must be a number or an array of one, got {scale!r}")
-    return jnp.float32(scale).reshape(())
+    return jnp.reshape(jnp.asarray(scale, jnp.float32), ())
 
 
 def best_implementation() -> str:

@@ -3,7 +3,7 @@
 import jax
 
 from pallas_kernels.add_rms_norm import gpu, reference, tpu
-from pallas_kernels.checks import check_float, check_shape, pick_implementation
+from pallas_kernels.checks import check_arrays, check_float, check_shape, pick_implementation
 
 _AVAILABLE = {
     "reference": reference.add_rms_norm,
@@ -42,6 +42,7 @@ def add_rms_norm(
       ValueError: a shape or dtype is wrong; the message shows it.
       NotImplementedError: the implementation does not exist.
     """
+    check_arrays(x=x, residual=residual, weight=weight)
     if x.ndim != 2 or 0 in x.shape:
         raise ValueError(f"x must be [tokens, dims] with no empty axis, got shape {tuple(x.shape)}")
     check_float("x", x)

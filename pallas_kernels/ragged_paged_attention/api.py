@@ -1,11 +1,12 @@
 """The public operation: checks its arguments and calls one of the implementations."""
 
-import math
-from numbers import Real
+from numbers import Integral, Real
+from typing import Any
 
 import jax
 
 from pallas_kernels.checks import (
+    check_arrays,
     check_float,
     check_index,
     check_packed,
@@ -23,6 +24,8 @@ _AVAILABLE = {
     "gpu": gpu.ragged_paged_attention,
     "tpu": tpu.ragged_paged_attention,
 }
+
+_LARGEST = 3.4e38  # of float32
 
 
 def ragged_paged_attention(
@@ -80,6 +83,8 @@ def ragged_paged_attention(
       ValueError: a shape, dtype or option is wrong, or with `debug` a number in an array; the message shows it.
       NotImplementedError: the implementation does not exist, or lacks this case.
     """
+    check_arrays(q=q, kv_pages=kv_pages, kv_lens=kv_lens, page_indices=page_indices, cu_q_lens=cu_q_lens)
+    check_arrays(num_seqs=num_seqs, layer=layer, sinks=q if sinks is None else sinks)
     tokens, heads, head_dim = check_packed("q", q)
     *_, kv_heads, pool_head_dim = check_pool(kv_pages)
     if head_dim != pool_head_dim:
@@ -97,7 +102,7 @@ def ragged_paged_attention(
     check_index("cu_q_lens", cu_q_lens, (rows + 1,))
     check_index("num_seqs", num_seqs, (1,))
     check_index("layer", layer, (1,))
-    _check_options(sm_scale, sliding_window, soft_cap)
+    _check_options(sm_scale, sliding_window, soft_cap, decode_only)
     if sinks is not None:
         check_shape("sinks", sinks, (heads,))
         check_float("sinks", sinks)
@@ -127,16 +132,26 @@ def ragged_paged_attention(
         k_scale,
         v_scale,
         sm_scale=float(sm_scale),
-        sliding_window=sliding_window,
-        soft_cap=soft_cap,
+        sliding_window=None if sliding_window is None else int(sliding_window),
+        soft_cap=None if soft_cap is None else float(soft_cap),
         decode_only=decode_only,
     )
 
 
-def _check_options(sm_scale: float, sliding_window: int | None, soft_cap: float | None) -> None:
-    if not isinstance(sm_scale, Real) or not math.isfinite(sm_scale):
+def _check_options(sm_scale: Any, sliding_window: Any, soft_cap: Any, decode_only: Any) -> None:
+    if not _is_number(sm_scale) or not -_LARGEST <= sm_scale <= _LARGEST:
         raise ValueError(f"sm_scale must be a finite number, got {sm_scale!r}")
-    if sliding_window is not None and (not isinstance(sliding_window, int) or sliding_window < 1):
-        raise ValueError(f"sliding_window must be a positive integer or None, got {sliding_window!r}")
-    if soft_cap is not None and not (isinstance(soft_cap, Real) and 0 < soft_cap < math.inf):
+    if sliding_window is not None and (
+        not isinstance(sliding_window, Integral)
+        or isinstance(sliding_window, bool)
+        or not 0 < int(sliding_window) < 2**31
+    ):
+        raise ValueError(f"sliding_window must be a positive 32-bit integer or None, got {sliding_window!r}")
+    if soft_cap is not None and not (_is_number(soft_cap) and 0 < soft_cap <= _LARGEST):
         raise ValueError(f"soft_cap must be a positive number or None, got {soft_cap!r}")
+    if decode_only is not None and not isinstance(decode_only, bool):
+        raise ValueError(f"decode_only must be True, False or None, got {decode_only!r}")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)

@@ -28,7 +28,8 @@ def ragged_paged_attention(
     del decode_only  # holds for any batch
     tokens, heads, head_dim = q.shape
     kv_heads = kv_pages.shape[3] // 2
-    pages = kv_pages[layer[0]]
+    q, kv_lens, page_indices, cu_q_lens = map(jnp.asarray, (q, kv_lens, page_indices, cu_q_lens))
+    pages = jnp.asarray(kv_pages)[layer[0]]
 
     def attend(token: jax.Array) -> jax.Array:
         rows = jnp.arange(kv_lens.shape[0])

@@ -70,7 +70,11 @@ def prefill_tiles(shape: Shape) -> Tiles:
 def _look_up(kernel: str, shape: Shape, sizes: dict[str, int], default: Callable[[Shape], Tiles]) -> Tiles:
     rule = asdict(default(shape))
     key = {name: getattr(shape, name) for name in _FIELDS} | sizes
-    return Tiles(**{**rule, **tuning.lookup("ragged_paged_attention", kernel, key, rule)})
+    tiles = {**rule, **tuning.lookup("ragged_paged_attention", kernel, key, rule)}
+    sizes_right = all(tiles[name] == power_of_two(tiles[name]) for name in rule if name != "num_stages")
+    if set(tiles) != set(rule) or not sizes_right or tiles["num_stages"] < 1 or min(tiles["rows"], tiles["keys"]) < 16:
+        raise ValueError(f"the tuned tiles of {kernel} for {tuning.current_device()} make no sense: {tiles}")
+    return Tiles(**{**tiles, "rows": max(tiles["rows"], power_of_two(shape.group))})
 
 
 def _decode_default(shape: Shape) -> Tiles:

@@ -3,6 +3,7 @@
 import jax
 
 from pallas_kernels.checks import (
+    check_arrays,
     check_float,
     check_index,
     check_pool,
@@ -60,6 +61,7 @@ def write_kv(
       ValueError: a shape or dtype is wrong, or with `debug` a slot; the message shows it.
       NotImplementedError: the implementation does not exist, or lacks this case.
     """
+    check_arrays(qkv=qkv, cos=cos, sin=sin, kv_pages=kv_pages, slot_mapping=slot_mapping, layer=layer)
     *_, kv_heads, head_dim = check_pool(kv_pages)
     if qkv.ndim != 4 or 0 in qkv.shape or qkv.shape[2] < 3:
         raise ValueError(f"qkv must be [tokens, kv_heads, group + 2, head_dim], got shape {tuple(qkv.shape)}")

@@ -113,7 +113,8 @@ def test_page_indices_beyond_a_row_are_ignored(implementation):
     for row in range(len(page_indices)):
         used = -(-case.rows[row][1] // case.page_size) if row < len(case.rows) else 0
         page_indices[row, used:] = -(2**31) if row % 2 else 2**31 - 1
-    got = run(replace(inputs, arrays=(*inputs.arrays[:3], jnp.asarray(page_indices), *inputs.arrays[4:])), implementation)
+    arrays = (*inputs.arrays[:3], jnp.asarray(page_indices), *inputs.arrays[4:])
+    got = run(replace(inputs, arrays=arrays), implementation)
     np.testing.assert_array_equal(got, want)
 
 
@@ -123,6 +124,8 @@ POSITIONS = {"q": 0, "kv_pages": 1, "kv_lens": 2, "page_indices": 3, "cu_q_lens"
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
+        ("q", None, "q must be an array, got None"),
+        ("page_indices", [[1]], r"page_indices must be an array, got \[\[1\]\]"),
         ("q", jnp.zeros((5, 4)), r"\(5, 4\)"),
         ("q", jnp.zeros((5, 4, 64), jnp.int32), "int32"),
         ("q", jnp.zeros((5, 4, 32)), "32 and 64"),
@@ -136,9 +139,14 @@ POSITIONS = {"q": 0, "kv_pages": 1, "kv_lens": 2, "page_indices": 3, "cu_q_lens"
         ("page_indices", jnp.zeros((4, 7), jnp.int32), r"\(4, 7\)"),
         ("cu_q_lens", jnp.zeros((5,), jnp.int32), r"\(6,\), got \(5,\)"),
         ("num_seqs", jnp.zeros((), jnp.int32), r"\(\)"),
-        ("layer", 0, r"\(\)"),
+        ("layer", 0, "layer must be an array, got 0"),
         ("sm_scale", float("nan"), "nan"),
+        ("sm_scale", 10**400, "1000"),
+        ("sm_scale", True, "True"),
         ("sliding_window", 0, "0"),
+        ("sliding_window", True, "True"),
+        ("sliding_window", 2**31, "2147483648"),
+        ("decode_only", "yes", "'yes'"),
         ("soft_cap", -1.0, "-1.0"),
         ("sinks", jnp.zeros((3,)), r"\(3,\)"),
         ("k_scale", jnp.ones((2,)), r"k_scale must be a number or an array of one, got Array\(\[1., 1.\]"),

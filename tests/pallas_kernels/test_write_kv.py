@@ -117,6 +117,7 @@ def test_int8_is_rounded_and_held_in_range(implementation):
 @pytest.mark.parametrize(
     ("index", "value", "message"),
     [
+        (0, None, "qkv must be an array, got None"),
         (0, jnp.zeros((TOKENS, 5 * HEAD_DIM)), r"\(12, 80\)"),
         (0, jnp.zeros((TOKENS, KV_HEADS, 2, HEAD_DIM)), r"\(12, 2, 2, 16\)"),
         (0, jnp.zeros((TOKENS, 3, GROUP + 2, HEAD_DIM)), r"\(3, 16\) and \(2, 16\)"),
