@@ -16,7 +16,7 @@ from jaxpaged.device import kv_cache
 from jaxpaged.device.buckets import Bucket
 from jaxpaged.device.slots import empty_slots
 from jaxpaged.device.step_program import DONATED, StepFunction, StepOptions, compiler_options, make_step, step_arguments
-from jaxpaged.errors import ModelError, ModelNotFoundError
+from jaxpaged.errors import ConfigError, ModelError, ModelNotFoundError
 
 CONFIGS = Path(models.__file__).with_name("configs.json")  # of well-known models: what config.json says of their shapes
 POOL_BYTES = 16 << 30  # beyond what 32 bits can count, as in production
@@ -49,7 +49,8 @@ def abstract_step(
     platform: str = "gpu",
     implementation: str | None = None,
     num_layers: int | None = None,
-    pool_bytes: int = POOL_BYTES,
+    pool_bytes: int | None = None,
+    memory: int | None = None,
     **options: Any,
 ) -> AbstractStep:
     """The step that an engine on such a device compiles for one bucket.
@@ -61,7 +62,8 @@ def abstract_step(
       platform: "gpu", "tpu" or "cpu".
       implementation: of the kernels; None: the platform's own.
       num_layers: fewer than the model has.
-      pool_bytes: of the KV pages, rounded down to whole pages.
+      pool_bytes: of the KV pages, rounded down to whole pages; None: POOL_BYTES, or what the device has room for.
+      memory: bytes of the device, of which weights and KV pages may take nine tenths; None: enough.
       options: of the engine, see `EngineConfig`.
 
     Raises:
@@ -91,19 +93,32 @@ def abstract_step(
         implementation=implementation or {"cpu": "xla"}.get(platform, platform),
     )
     bucket = Bucket(tokens or rows, rows)
+    params = models.abstract_params(module)
+    pool_bytes = _room(params, memory) if pool_bytes is None else pool_bytes
     pages = pool_bytes // kv_cache.page_bytes(config, engine.block_size, engine.kv_cache_dtype, platform)
     pool = kv_cache.abstract_pages(config, pages, engine.block_size, engine.kv_cache_dtype, platform)
     max_pages = -(-engine.max_model_len // engine.block_size)
     slots = jax.eval_shape(partial(empty_slots, engine.max_num_seqs, engine.max_model_len, max_pages))
     return AbstractStep(
         function=make_step(module, step_options, bucket),
-        args=step_arguments(models.abstract_params(module), pool, slots, bucket, engine.block_size),
+        args=step_arguments(params, pool, slots, bucket, engine.block_size),
         donate_argnums=DONATED,
         row_major=(1,) if kv_cache.row_major(platform) else (),
         compiler_options=compiler_options(platform),
         may_spill=("sort_",),  # XLA's own, used where there is no device; on one it calls a library
         num_layers=config.num_layers,
     )
+
+
+def _room(params: Any, memory: int | None) -> int:
+    """Bytes for KV pages beside the weights on a device of so much memory, at most POOL_BYTES."""
+    if memory is None:
+        return POOL_BYTES
+    weights = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
+    room = memory * 9 // 10 - weights
+    if room < memory // 100:
+        raise ConfigError(f"weights of {weights:,} bytes leave no room for KV pages on a device of {memory:,} bytes")
+    return min(POOL_BYTES, room)
 
 
 def hf_config(model: str | Mapping[str, Any]) -> Mapping[str, Any]:

@@ -24,6 +24,7 @@ STEPS = "jaxpaged.device.abstract_step"  # by name: this package does not know t
 
 def main(argv: list[str] | None = None) -> int:
     args = _arguments(argv)
+    device = DEVICES[args.device]
     jax.config.update("jax_platforms", "cpu")
     try:
         steps = importlib.import_module(STEPS)
@@ -37,7 +38,8 @@ def main(argv: list[str] | None = None) -> int:
             args.model,
             rows=args.batch,
             tokens=args.mixed,
-            platform="gpu" if isinstance(DEVICES[args.device], Gpu) else "tpu",
+            platform="gpu" if isinstance(device, Gpu) else "tpu",
+            memory=device.memory,
             implementation=args.implementation,
             num_layers=args.layers,
             **_given(args, "pool_bytes", "block_size", "max_model_len", "kv_cache_dtype"),
@@ -76,7 +78,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--layers", type=int, help="compile this many layers only")
     parser.add_argument("--implementation", help="of the kernels (default: the device's)")
     parser.add_argument("--block-size", type=int, help="tokens of a page")
-    parser.add_argument("--pool-bytes", type=int, help="of the KV pages (default: 16 GiB)")
+    parser.add_argument("--pool-bytes", type=int, help="of the KV pages (default: 16 GiB, or what fits)")
     parser.add_argument("--max-model-len", type=int)
     parser.add_argument("--kv-cache-dtype")
     parser.add_argument(

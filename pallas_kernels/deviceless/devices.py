@@ -75,9 +75,11 @@ class Tpu:
 
     Attributes:
       topology: libtpu's name of the smallest slice that it can describe; programs use its first chip only.
+      memory: bytes of a device (of v7x, half a chip), by Google's data sheets.
     """
 
     topology: str
+    memory: int
 
 
 # A100, H100, H200 and B200: XLA's own target descriptions, xla/backends/gpu/target_config/specs in openxla/xla. L4: the
@@ -149,10 +151,10 @@ DEVICES: dict[str, Gpu | Tpu] = {
         capability=(10, 0),
         accelerated=True,
     ),
-    "v5e": Tpu("v5e:2x2"),
-    "v5p": Tpu("v5p:2x2x1"),
-    "v6e": Tpu("v6e:2x2"),
-    "v7x": Tpu("tpu7x:2x2x1"),
+    "v5e": Tpu("v5e:2x2", 16 << 30),
+    "v5p": Tpu("v5p:2x2x1", 95 << 30),
+    "v6e": Tpu("v6e:2x2", 32 << 30),
+    "v7x": Tpu("tpu7x:2x2x1", 96 << 30),
 }
 """By the name that users type."""
 

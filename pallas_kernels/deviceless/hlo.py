@@ -91,6 +91,14 @@ class Module:
             if name not in self._fused:
                 yield from body
 
+    def inside(self, i: Instruction) -> str:
+        """The control flow around an instruction, such as "While/Conditional"."""
+        around: list[str] = []
+        while caller := self._callers.get(i.computation):
+            around.insert(0, caller.opcode.capitalize())
+            i = caller
+        return "/".join(around)
+
     def aliases(self) -> dict[int, int]:
         """{argument: output}, from `input_output_alias={ {0}: (15, {}, may-alias), ... }`; a lone output is {}."""
         pairs = re.findall(r"\{(\d*)\}: \((\d+), \{\}, \w+-alias\)", self.header)

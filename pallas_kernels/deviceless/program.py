@@ -163,7 +163,7 @@ def _tpu_launches(module: Module) -> Iterator[Launch]:
     """libtpu lists no launches: every instruction on arrays outside of fusions is one that does more than rename."""
     for i in module.scheduled():
         if i.opcode not in _FREE and not i.opcode.endswith("-done") and "[]" not in i.shape:
-            yield Launch(i.opcode, i.name, (), (), 0, i.source, "")
+            yield Launch(i.opcode, i.name, (), (), 0, i.source, module.inside(i))
 
 
 def _temporaries(assignment: str) -> Iterator[Buffer]:

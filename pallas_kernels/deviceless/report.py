@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections import Counter
 from typing import Any
@@ -13,37 +12,39 @@ _LAYER = re.compile(r"/layers_(\d+)/")
 
 
 def layer_launches(program: Program, num_layers: int) -> list[tuple[Launch, ...]]:
-    """The launches of each layer: from the first that stems from ".../layers_{i}/..." up to the next layer's first.
-
-    What lies before layer 0 belongs to none. The last layer runs to its own last launch.
+    """The launches of each layer: those that stem from ".../layers_{i}/...", and those of no source that follow them.
 
     Raises ValueError if a layer has none.
     """
-    layers = [int(match[1]) if (match := _LAYER.search(launch.source)) else None for launch in program.launches]
-    missing = set(range(num_layers)) - set(layers)
-    if missing:
-        raise ValueError(f"no launch stems from the layers {sorted(missing)}: is the step made of `layers_0`, ...?")
-    bounds = [layers.index(i) for i in range(num_layers)]
-    bounds.append(len(layers) - layers[::-1].index(num_layers - 1))
-    return [program.launches[begin:end] for begin, end in itertools.pairwise(bounds)]
+    layers: list[list[Launch]] = [[] for _ in range(num_layers)]
+    layer = None
+    for launch in program.launches:
+        if launch.source:
+            match = _LAYER.search(launch.source)
+            layer = int(match[1]) if match else None
+        if layer is not None and layer < num_layers:
+            layers[layer].append(launch)
+    if missing := [i for i, launches in enumerate(layers) if not launches]:
+        raise ValueError(f"no launch stems from the layers {missing}: is the step made of `layers_0`, ...?")
+    return [tuple(launches) for launches in layers]
 
 
 def typical_layer(program: Program, num_layers: int) -> tuple[Launch, ...]:
-    """The launches of a layer in the middle, of the length that most there have.
-
-    The first layer also has what all layers share, and the last one shares kernels with what follows.
-    """
+    """The launches of a layer of the length that most have, but for the first, which also has what all layers share."""
     layers = layer_launches(program, num_layers)
-    middle = layers[1:-1] or layers
-    length = Counter(len(layer) for layer in middle).most_common(1)[0][0]
-    return next(layer for layer in middle if len(layer) == length)
+    later = layers[1:] or layers
+    length = Counter(len(layer) for layer in later).most_common(1)[0][0]
+    return next(layer for layer in later if len(layer) == length)
 
 
 def report(program: Program, num_layers: int) -> dict[str, Any]:
     """What is to be known of a step of `num_layers` layers, ready for JSON; sizes in bytes."""
     layer = typical_layer(program, num_layers)
-    counts = [len(launches) for launches in layer_launches(program, num_layers)]
-    middle = counts[1:-1] or counts
+    layers = layer_launches(program, num_layers)
+    counts = [len(launches) for launches in layers[1:] or layers]
+    always = sum(not launch.inside for launch in program.launches) - sum(
+        not launch.inside for launches in layers for launch in launches
+    )
     kernels = {launch.name: launch.shared_memory for launch in program.launches if launch.shared_memory}
     return {
         "device": program.device,
@@ -51,9 +52,9 @@ def report(program: Program, num_layers: int) -> dict[str, Any]:
         "seconds": round(program.seconds, 1),
         "launches": len(program.launches),
         "launches_per_layer": len(layer),
-        "launches_per_layer_range": [min(middle), max(middle)],
-        "launches_outside_layers": len(program.launches) - sum(counts),
-        "launches_outside_layers_always": sum(1 for launch in _outside(program, num_layers) if not launch.inside),
+        "launches_per_layer_range": [min(counts), max(counts)],
+        "launches_outside_layers": len(program.launches) - sum(map(len, layers)),
+        "launches_outside_layers_always": always,
         "layer": [launch._asdict() for launch in layer],
         "copied_argument_bytes": program.copied_argument_bytes,
         "copied_arguments": sorted({copy.argument for copy in program.copies if copy.argument}),
@@ -67,13 +68,6 @@ def report(program: Program, num_layers: int) -> dict[str, Any]:
         "max_shared_memory": max(kernels.values(), default=0),
         "shared_memory": kernels,
     }
-
-
-def _outside(program: Program, num_layers: int) -> tuple[Launch, ...]:
-    """The launches before the first layer and after the last one."""
-    layers = layer_launches(program, num_layers)
-    begin = program.launches.index(layers[0][0])
-    return program.launches[:begin] + program.launches[begin + sum(map(len, layers)) :]
 
 
 def render(data: dict[str, Any]) -> str:

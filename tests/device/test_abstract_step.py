@@ -11,7 +11,7 @@ import pytest
 from jaxpaged.device.abstract_step import CONFIGS, POOL_BYTES, AbstractStep, abstract_step, hf_config
 from jaxpaged.device.step_program import compiler_options
 from jaxpaged.errors import ConfigError, ModelError, ModelNotFoundError
-from pallas_kernels.deviceless import Program, __main__, compile_for
+from pallas_kernels.deviceless import DEVICES, Program, __main__, compile_for
 from pallas_kernels.deviceless.report import layer_launches, typical_layer
 from tests.compilers import needs_compilers
 
@@ -41,9 +41,9 @@ def compiled(device: str, step: AbstractStep) -> Program:
     )
 
 
-def state_copies(program: Program) -> list:
-    """Copies of weights, KV pages or slots, in whole or in part."""
-    return [copy for copy in program.copies if copy.argument.startswith(STATE)]
+def state_copies(program: Program, *, above: int = 0) -> list:
+    """Copies of weights, KV pages or slots, in whole or in part, of more bytes than `above`."""
+    return [copy for copy in program.copies if copy.argument.startswith(STATE) and copy.bytes > above]
 
 
 @pytest.mark.parametrize("name", KNOWN)
@@ -92,6 +92,8 @@ def test_wrong_options_are_named():
         abstract_step(TINY, rows=8, tokens=8)
     with pytest.raises(ConfigError, match="no_such_option"):
         abstract_step(TINY, rows=8, no_such_option=1)
+    with pytest.raises(ConfigError, match=r"16,060,522,496 bytes leave no room .* 17,179,869,184 bytes"):
+        abstract_step("llama-3.1-8b", rows=8, platform="tpu", memory=16 << 30)
 
 
 def test_the_abstract_step_is_the_one_that_runs():
@@ -111,7 +113,7 @@ def test_the_structural_gate_of_a_decode_step():
     program = compiled("h200", step)
     layers = layer_launches(program, 32)
     print(f"compiled in {program.seconds:.1f} s")
-    assert max(len(layer) for layer in layers[1:-1]) <= 9, [launch.name for launch in typical_layer(program, 32)]
+    assert max(len(layer) for layer in layers[1:]) <= 9, [launch.name for launch in typical_layer(program, 32)]
     assert all(launch.inside == "" for layer in layers for launch in layer)
     assert not state_copies(program)
     assert not [
@@ -171,7 +173,7 @@ def test_every_well_known_model(name, tokens):
 @pytest.mark.parametrize("device", ("a100", "h100", "b200", "l4", "v5e", "v6e", "v5p", "v7x"))
 def test_every_device(device):
     platform = "tpu" if device.startswith("v") else "gpu"
-    step = abstract_step("llama-3.1-8b", rows=64, num_layers=4, platform=platform, pool_bytes=5 << 30)
+    step = abstract_step("llama-3.1-8b", rows=64, num_layers=4, platform=platform, memory=DEVICES[device].memory)
     program = compiled(device, step)
-    assert not state_copies(program)
+    assert not state_copies(program, above=0 if platform == "gpu" else 1 << 20)  # TPUs widen the weights of norms apart
     assert platform == "tpu" or len(typical_layer(program, 4)) <= 9

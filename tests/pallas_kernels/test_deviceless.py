@@ -89,6 +89,12 @@ def test_launches_inside_of_control_flow():
     inside = [launch.inside for launch in program.launches if launch.name.startswith("twice")]
     assert sorted(inside) == ["Conditional", "While"]
 
+    def nested(n, x):
+        return lax.fori_loop(0, n, lambda i, y: lax.cond(y[0, 0] > 0, lambda: jnp.roll(y, i, 0), lambda: y @ y), x)
+
+    program = compile_for("v6e", nested, Array((), I32), Array((1024, 1024), F32))
+    assert {launch.inside for launch in program.launches if "cond" in launch.source} >= {"While/Conditional"}
+
 
 def test_shared_memory_of_a_kernel():
     program = compile_for("a100", partial(product, num_warps=4), Array((64, 128), BF16), Array((128, 64), BF16))
