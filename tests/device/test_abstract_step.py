@@ -161,8 +161,7 @@ def test_the_command_reports_on_a_step(tmp_path, capsys):
 
 @needs_compilers
 @pytest.mark.slow
-@pytest.mark.parametrize("tokens", (None, 2048), ids=("decode", "mixed"))
-@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize("name, tokens", [*((name, None) for name in KNOWN), ("gemma-2-9b", 2048), ("qwen3-8b", 512)])
 def test_every_well_known_model(name, tokens):
     program = compiled("h200", abstract_step(name, rows=64, tokens=tokens, num_layers=4))
     assert not state_copies(program)

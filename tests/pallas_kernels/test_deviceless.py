@@ -270,7 +270,7 @@ def test_the_command_names_a_wrong_argument(arguments, message, capsys):
 
 SCALES = {"k_scale": 0.5, "v_scale": 2.0}
 FAST = ("a100", "h200", "b200", "v5e", "v6e", "v7x")  # what every change compiles for; the others are slow tests
-ELEMENTS = 9 << 28  # of a pool: more than 32 bits can count
+ELEMENTS = 9 << 28  # of a pool: more bytes than 32 bits can count
 
 
 @dataclass(frozen=True)
@@ -292,7 +292,8 @@ class Case:
 
     @property
     def pool(self) -> Array:
-        slots = ELEMENTS // (2 * self.kv_heads * self.head_dim)
+        elements = ELEMENTS * 2 if jnp.dtype(self.pool_dtype).itemsize == 1 else ELEMENTS
+        slots = elements // (2 * self.kv_heads * self.head_dim)
         shape = (4, slots // self.page_size // 4, self.page_size, 2 * self.kv_heads, self.head_dim)
         return Array(shape, self.pool_dtype)
 
