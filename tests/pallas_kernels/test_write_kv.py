@@ -67,8 +67,7 @@ def test_norms_heads_before_the_rotation(rotary, offset, implementation):
     qkv, cos, sin, _, slots, _ = (np.asarray(x) for x in inputs)
     q, k, v = split(qkv)
     q, k = (
-        x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-3) * (w + offset)
-        for x, w in zip((q, k), weights, strict=True)
+        x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-3) * (w + offset) for x, w in zip((q, k), weights, strict=True)
     )
     np.testing.assert_allclose(rotated, rotate(q, cos, sin), atol=2e-5)
     rows = np.asarray(written)[LAYER].reshape(-1, 2 * KV_HEADS, HEAD_DIM)[slots[:LIVE]]
