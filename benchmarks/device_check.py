@@ -211,11 +211,23 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
+def default_platform() -> str:
+    """What JAX runs on by default; asked in another process, for the first to ask takes the GPU's memory."""
+    code = "import jax; print(jax.default_backend())"
+    asked = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    return asked.stdout.strip() or f"nothing: {asked.stderr[-300:]}"
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs the stages and prints a table; exits with 1 if anything was wrong or broke."""
     args = arguments(argv)
     if lacking := missing():
         raise SystemExit(f"{sys.executable} lacks {', '.join(lacking)}")
+    if not args.tiny and default_platform() == "cpu":
+        raise SystemExit(
+            "JAX sees no GPU here, only a CPU. On a machine with one: pip install -e '.[cuda12]' (or cuda13). "
+            "--tiny tries the check itself on a CPU."
+        )
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the worker is ended, too
     with tempfile.TemporaryDirectory() as scratch:
         check = Check(args, Path(scratch))
