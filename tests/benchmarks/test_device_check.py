@@ -135,6 +135,11 @@ def test_the_table_is_short_whatever_happened() -> None:
     assert summary.lines([], {})[-1].startswith("stages")
 
 
+def test_a_machine_without_a_gpu_is_told_so_at_once() -> None:
+    with pytest.raises(SystemExit, match="no GPU here"):
+        device_check.main([])
+
+
 @pytest.mark.slow
 def test_a_tiny_run_goes_to_the_end(tmp_path: Path) -> None:
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "OUT": str(tmp_path), "PYTHON": sys.executable}
