@@ -114,12 +114,11 @@ class _Attention:
 
     def start(self, refs: _Refs, queries: _Queries) -> State:
         """Sums f32[M, D], and running maximum and weight f32[M], of queries that saw nothing but their sinks."""
-        rows = len(queries.heads)
-        sums = jnp.zeros((rows, len(self.dims())), jnp.float32)
+        sums, high, weight = _nothing(self)
         if not self.has_sinks:
-            return sums, jnp.full(rows, _LOWEST, jnp.float32), jnp.zeros(rows, jnp.float32)
+            return sums, high, weight
         sinks = pltriton.load(refs.sinks.at[queries.heads], mask=queries.live, other=0.0)
-        return sums, sinks * _LOG2E, jnp.ones(rows, jnp.float32)
+        return sums, sinks * _LOG2E, jnp.ones_like(weight)
 
     def finish(self, refs: _Refs, sums: jax.Array, weight: jax.Array) -> jax.Array:
         """The output f32[M, D]."""
