@@ -68,8 +68,10 @@ def abstract_step(
 
     Raises:
       ConfigError, ModelError: an option or the model's config is wrong, see the message.
-      ValueError: a mixed step has no more tokens than rows.
+      ValueError: a step has no rows, or a mixed one no more tokens than rows.
     """
+    if rows < 1:
+        raise ValueError(f"a step has at least one row, got rows={rows}")
     if tokens is not None and tokens <= rows:
         raise ValueError(f"a mixed step has more tokens than rows, got tokens={tokens} and rows={rows}")
     hf = _with_layers(hf_config(model), num_layers)

@@ -137,12 +137,6 @@ def test_the_default_is_for_want_of_an_entry(folder: Path) -> None:
         assert tuning.lookup("op", "prefill", KEY, default={"keys": 9}) == {"keys": 9}
 
 
-def test_the_entries_in_the_package_can_be_read() -> None:
-    package = Path(tuning.__file__).parent / "tuned"
-    for path in package.glob("*/*.json"):
-        assert tuning._read(path), path
-
-
 START = {"rows": 16, "keys": 64, "splits": 1, "num_warps": 4, "num_stages": 2}
 
 
