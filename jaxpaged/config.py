@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ from jaxpaged.errors import ConfigError
 
 DTYPES = ("float32", "bfloat16", "float16")
 IMPLEMENTATIONS = ("reference", "xla", "gpu", "tpu")
+POLICIES = ("fcfs", "priority", "spf")
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,17 @@ class EngineConfig:
       debug_kernels: each step checks the page ids, lengths and slots that it is given; slow.
       overlap: launch a step before the last one's tokens have reached the host.
       seed: of the engine: weights with load_format="dummy", and requests that bring no seed.
-      max_logprobs: largest `logprobs` a request may ask for.
+      max_logprobs: largest `logprobs` a request may ask for; -1: the whole vocabulary, which then may be asked for as
+        -1, and which makes every request's log-probabilities dearer.
+      logprobs_mode: "raw" or "processed", for requests that do not say.
+      logits_processors: `LogitsProcessor`s that requests may name.
+      scheduling_policy: who goes first: "fcfs", "priority" (a request's `priority`, smaller first), or "spf" (shortest
+        prompt first).
+      scheduling_key: a function of the `Request` that gives a number, smaller first; in place of a policy.
+      ageing: seconds of waiting that make up for one unit of priority, or for 1,000 tokens of prompt, so that nobody
+        waits forever.
+      swap_space: GiB of host memory for the blocks of preempted requests; 0: they are computed again.
+      max_num_queued_requests: refuse more waiting requests than this with QueueFullError; None: no limit.
       strict: raise RecompilationError if anything compiles after warm-up.
       warmup: compile every program before the first request.
       compilation_cache_dir: where compiled programs persist; None: `~/.cache/jaxpaged/xla`; "": nowhere.
@@ -62,6 +74,13 @@ class EngineConfig:
     overlap: bool = True
     seed: int = 0
     max_logprobs: int = 20
+    logprobs_mode: str = "raw"
+    logits_processors: tuple[Any, ...] = ()
+    scheduling_policy: str = "fcfs"
+    scheduling_key: Callable[[Any], float] | None = None
+    ageing: float = 10.0
+    swap_space: float = 0.0
+    max_num_queued_requests: int | None = None
     strict: bool = False
     warmup: bool = True
     compilation_cache_dir: str | None = None
@@ -70,6 +89,8 @@ class EngineConfig:
         _one_of("dtype", self.dtype, ("auto", *DTYPES))
         _one_of("kv_cache_dtype", self.kv_cache_dtype, ("auto", *DTYPES))
         _one_of("load_format", self.load_format, ("auto", "dummy"))
+        _one_of("logprobs_mode", self.logprobs_mode, ("raw", "processed"))
+        _one_of("scheduling_policy", self.scheduling_policy, POLICIES)
         _one_of("attention_implementation", self.attention_implementation, (None, *IMPLEMENTATIONS))
         for name, low in (
             ("max_model_len", 2),
@@ -78,7 +99,8 @@ class EngineConfig:
             ("block_size", 1),
             ("num_kv_blocks", 1),
             ("kv_cache_bytes", 1),
-            ("max_logprobs", 0),
+            ("max_logprobs", -1),
+            ("max_num_queued_requests", 1),
         ):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < low):
@@ -87,6 +109,10 @@ class EngineConfig:
             raise ConfigError(f"block_size={self.block_size} must be a power of two")
         if self.strict and not self.warmup:
             raise ConfigError("strict=True needs warmup=True: without warm-up every program compiles while serving")
+        for name, high in (("ageing", 1e9), ("swap_space", 1e6)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 <= value <= high:
+                raise ConfigError(f"{name}={value!r} must be a number from 0 to {high:g}")
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise ConfigError(f"gpu_memory_utilization={self.gpu_memory_utilization!r} must be in (0, 1]")
 

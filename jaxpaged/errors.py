@@ -3,6 +3,7 @@
     JaxPagedError
     ├── InvalidRequestError (ValueError)      the caller's mistake in one request: HTTP 400
     │   └── RequestTooLargeError              it can never fit the context or the KV cache
+    ├── QueueFullError (RuntimeError)         too many requests wait already: HTTP 503
     ├── ConfigError (ValueError)              an engine option is out of range or contradicts another
     ├── ModelError (ValueError)               the model cannot be used
     │   ├── ModelNotFoundError                no such folder, file or name
@@ -36,6 +37,10 @@ class InvalidRequestError(JaxPagedError, ValueError):
 
 class RequestTooLargeError(InvalidRequestError):
     """The request can never fit the model's context or the KV cache."""
+
+
+class QueueFullError(JaxPagedError, RuntimeError):
+    """As many requests wait as the engine lets wait; a later try may succeed."""
 
 
 class ConfigError(JaxPagedError, ValueError):

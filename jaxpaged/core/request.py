@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import time
 from collections.abc import Sequence
+from typing import Any, Protocol
 
 from jaxpaged.core.sampling_params import SamplingParams
 
@@ -13,6 +14,39 @@ class Status(enum.Enum):
     WAITING = enum.auto()  # in the queue: new, or preempted
     RUNNING = enum.auto()  # has a slot and blocks
     FINISHED = enum.auto()
+
+
+class Grammar(Protocol):
+    """What a sample's text must match, followed token by token on the host.
+
+    Each sample of a request has its own.
+    """
+
+    @property
+    def finished(self) -> bool:
+        """Whether the text is complete and nothing can follow it."""
+        ...
+
+    def accept(self, token_id: int) -> bool:
+        """Moves on by a sampled token. False: it cannot follow, or a limit was reached; then `error` says why."""
+        ...
+
+    @property
+    def error(self) -> str:
+        """What went wrong, or ""."""
+        ...
+
+    def fill(self, mask: Any) -> None:
+        """Writes which tokens may come next.
+
+        Args:
+          mask: a writable int32 NumPy row of ceil(vocab_size / 32) words; bit i of word w is token 32 w + i.
+        """
+        ...
+
+    def copy(self) -> Grammar:
+        """An independent one in the same state."""
+        ...
 
 
 class Request:
@@ -28,6 +62,12 @@ class Request:
       num_inflight_tokens: tokens that launched steps will sample but the host has not seen.
       eos_token_ids: the model's end-of-sequence ids; empty with `ignore_eos`.
       seed: the resolved seed (the user's, or drawn by the engine).
+      index: which of its request's samples this is; all have the same id.
+      priority: smaller goes first, under the "priority" policy.
+      bad_word_ids: token sequences that `params.bad_words` stand for.
+      grammar: what the output must match; None: anything.
+      device_options: sampling options as the device half packed them, opaque here; None: it uses none.
+      num_prompt_logprobs: prompt positions whose log-probabilities launched steps yield, position 0 not counted.
       cache_salt: requests share cached blocks only with requests of the same salt.
       slot: its row on the device while RUNNING, else -1.
       num_cached_tokens: prompt tokens found in the prefix cache at first admission; -1 before.
@@ -36,9 +76,10 @@ class Request:
     """
 
     __slots__ = (
-        "all_token_ids", "arrival_time", "block_hashes", "block_ids", "cache_salt", "eos_token_ids", "finish_reason",
-        "max_total_tokens", "num_cached_tokens", "num_computed_tokens", "num_inflight_tokens", "num_preemptions",
-        "num_prompt_tokens", "num_registered_blocks", "params", "prefix_node", "request_id", "seed", "slot", "status",
+        "all_token_ids", "arrival_time", "bad_word_ids", "block_hashes", "block_ids", "cache_salt", "device_options",
+        "eos_token_ids", "finish_reason", "grammar", "index", "max_total_tokens", "num_cached_tokens",
+        "num_computed_tokens", "num_inflight_tokens", "num_preemptions", "num_prompt_logprobs", "num_prompt_tokens",
+        "num_registered_blocks", "params", "prefix_node", "priority", "request_id", "seed", "slot", "status",
         "stop_reason", "stop_token_ids", "weight_version",
     )  # fmt: skip
 
@@ -52,6 +93,9 @@ class Request:
         eos_token_ids: Sequence[int] = (),
         seed: int = 0,
         cache_salt: str | None = None,
+        priority: int = 0,
+        bad_word_ids: Sequence[Sequence[int]] = (),
+        grammar: Grammar | None = None,
         arrival_time: float | None = None,
     ):
         self.request_id = request_id
@@ -62,6 +106,12 @@ class Request:
         self.stop_token_ids = frozenset(params.stop_token_ids or ())
         self.seed = seed if params.seed is None else params.seed
         self.cache_salt = cache_salt
+        self.index = 0
+        self.priority = priority
+        self.bad_word_ids = bad_word_ids
+        self.grammar = grammar
+        self.device_options: Any = None
+        self.num_prompt_logprobs = 0
         self.arrival_time = time.monotonic() if arrival_time is None else arrival_time
         room = max_model_len - self.num_prompt_tokens
         self.max_total_tokens = self.num_prompt_tokens + min(room, params.max_tokens or room)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
 
 import msgspec
 
@@ -11,118 +12,185 @@ from jaxpaged.errors import InvalidRequestError, UnsupportedError
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 64
+MAX_SAMPLES = 128  # n and best_of
+MAX_BEAM_WIDTH = 64
+MAX_LOGIT_BIAS = 1024
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD_CHARS = 1024
+MAX_LOGPROB_TOKEN_IDS = 128
+MAX_LOGIT_BIAS_VALUE = 100.0
 GREEDY_TEMPERATURE = 1e-4  # at or below it sampling is greedy: division would only amplify rounding
+ALL_LOGPROBS = -1
 
-# Fields that exist so that they can be refused: name -> the neutral values that ask for nothing.
-_NOT_YET = {
-    "n": (1,),
-    "best_of": (None, 1),
-    "presence_penalty": (0.0,),
-    "frequency_penalty": (0.0,),
-    "repetition_penalty": (1.0,),
-    "logit_bias": (None, {}),
-    "allowed_token_ids": (None,),
-    "bad_words": (None, []),
-    "prompt_logprobs": (None,),
-    "use_beam_search": (False,),
-    "structured_outputs": (None,),
-    "logits_processors": (None, []),
-}
+_INT32 = 2**31 - 1
+_INT64 = 2**63 - 1
+
+# cumulative: each output holds everything so far. delta: what is new since the last one. final: one, at the end.
+OutputKind = Literal["cumulative", "delta", "final"]
+LogprobsMode = Literal["raw", "processed"]
+
+
+class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True):
+    """What the text must match; exactly one of these.
+
+    Attributes:
+      json: a JSON schema, as a dict or as text.
+      json_object: any JSON object.
+      regex: a regular expression that the whole text matches.
+      choice: one of these texts.
+      grammar: a context-free grammar, in Lark's or in EBNF (GBNF) notation.
+    """
+
+    json: str | dict[str, Any] | None = None
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+
+    def __post_init__(self) -> None:
+        given = [name for name in self.__struct_fields__ if getattr(self, name) not in (None, False)]
+        if len(given) != 1:
+            raise InvalidRequestError(
+                f"structured_outputs takes exactly one of {', '.join(self.__struct_fields__)}, not {given}",
+                param="structured_outputs",
+            )
+
+    @property
+    def kind(self) -> str:
+        """Name of the field that is set."""
+        return next(name for name in self.__struct_fields__ if getattr(self, name) not in (None, False))
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """Sampling parameters of a request, named as in vLLM and the OpenAI API.
 
     Attributes:
+      n: samples of the same prompt.
+      best_of: draw this many and return the `n` most likely, by mean log-probability of a token. Default n.
       temperature: 0 (up to 1e-4) is greedy. Default 1.
       top_k: keep the k most likely tokens; -1, 0 or anything >= the vocabulary is off.
       top_p: keep the smallest set of most likely tokens with at least this mass; 1 is off, 0 is greedy.
       min_p: drop tokens less likely than `min_p` times the most likely one; 0 is off, 1 is greedy.
       seed: the same seed, prompt and parameters give the same tokens in any batch. None: drawn by the engine.
-      stop: strings that end the text; cut out unless `include_stop_str_in_output`.
+      presence_penalty: subtracted from the logit of each token that the output holds; -2 to 2.
+      frequency_penalty: subtracted once for each time that the output holds it; -2 to 2.
+      repetition_penalty: of tokens in prompt or output, divides positive logits and multiplies negative ones; 1 is off.
+      logit_bias: token id -> what is added to its logit, -100 to 100.
+      allowed_token_ids: nothing else is produced.
+      bad_words: texts that the output does not hold.
+      stop: strings that end the text.
+      include_stop_str_in_output: leave them, and a stop token's text, in it.
       stop_token_ids: token ids that end it, besides the model's EOS ids.
       ignore_eos: the model's EOS ids do not end it; `stop_token_ids` still do.
       min_tokens: neither EOS, stop ids nor stop strings end it before this many tokens.
-      max_tokens: None: up to the model's context.
-      logprobs: None: none. k >= 0: the sampled token's log-probability, and the k most likely ones.
-      detokenize: False leaves `text` empty (then `stop` is refused).
+      max_tokens: None: up to the model's context. 0, only with `prompt_logprobs`: score the prompt, generate nothing.
+      timeout: seconds from arrival after which the request ends as it is, with finish_reason "abort".
+      logprobs: None: none. k >= 0: the sampled token's log-probability, and the k most likely ones. -1: all.
+      prompt_logprobs: the same of the prompt's tokens, always of the raw logits.
+      logprob_token_ids: log-probabilities of these tokens, instead of the most likely ones.
+      logprobs_mode: "raw": of the model's logits; "processed": of what was sampled from. None: as the engine says.
+      structured_outputs: a grammar for the text.
+      logits_processors: name of a registered processor -> its arguments by name.
+      use_beam_search: search for the likeliest sequences instead of sampling; `n` are returned.
+      beam_width: beams; default best_of or n.
+      length_penalty: beams are compared by logprob / length ** length_penalty.
+      early_stopping: end at once when `beam_width` beams have ended (True), when better ones are unlikely (False), or
+        impossible ("never").
+      detokenize: False leaves `text` empty (then what works on text is refused).
+      skip_special_tokens: leave control tokens out of the text.
+      spaces_between_special_tokens: as the tokenizer writes them (True), or none (False).
+      truncate_prompt_tokens: keep the last k prompt tokens; -1: as many as the context holds beside `max_tokens`.
+      output_kind: what a stream of outputs yields.
     """
 
+    n: int = 1
+    best_of: int | None = None
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    include_stop_str_in_output: bool = False
-    ignore_eos: bool = False
-    min_tokens: int = 0
-    max_tokens: int | None = 16
-    logprobs: int | None = None
-    detokenize: bool = True
-    skip_special_tokens: bool = True
-    # Refused unless neutral, until they are built.
-    n: int = 1
-    best_of: int | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    max_tokens: int | None = 16
+    timeout: float | None = None
+    logprobs: int | None = None
     prompt_logprobs: int | None = None
+    logprob_token_ids: list[int] | None = None
+    logprobs_mode: LogprobsMode | None = None
+    structured_outputs: StructuredOutputs | None = None
+    logits_processors: dict[str, dict[str, Any]] | None = None
     use_beam_search: bool = False
-    structured_outputs: object | None = None
-    logits_processors: list[object] | None = None
+    beam_width: int | None = None
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    truncate_prompt_tokens: int | None = None
+    output_kind: OutputKind = "cumulative"
 
     def __post_init__(self) -> None:
-        _real("temperature", self.temperature, 0.0, 100.0)
-        _integer("top_k", self.top_k, -1, 2**31 - 1)
-        _real("top_p", self.top_p, 0.0, 1.0)
-        _real("min_p", self.min_p, 0.0, 1.0)
-        if self.seed is not None:
-            _integer("seed", self.seed, -(2**63), 2**63 - 1)
-        _integer("min_tokens", self.min_tokens, 0, 2**31 - 1)
-        if self.max_tokens is not None:
-            _integer("max_tokens", self.max_tokens, 1, 2**31 - 1)
-            if self.min_tokens > self.max_tokens:
-                raise InvalidRequestError(
-                    f"min_tokens={self.min_tokens} is larger than max_tokens={self.max_tokens}", param="min_tokens"
-                )
-        if self.logprobs is not None:
-            _integer("logprobs", self.logprobs, 0, 2**31 - 1)
-        for name in ("include_stop_str_in_output", "ignore_eos", "detokenize", "skip_special_tokens"):
-            if not isinstance(getattr(self, name), bool):
-                raise InvalidRequestError(f"{name}={getattr(self, name)!r} is not a bool", param=name)
-        self._check_stop()
-        for name, neutral in _NOT_YET.items():
+        for name, check in _FIELDS.items():
             value = getattr(self, name)
-            if not any(_same(value, v) for v in neutral):
-                raise NotYetSupported(name, value)
+            if value is not None or name in _NEVER_NONE:
+                check(name, value)
+        self._check_stop()
+        self._check_tokens()
+        self._check_samples()
+        if self.use_beam_search:
+            self._check_beams()
 
     def _check_stop(self) -> None:
-        if not isinstance(self.stop, (str, list, tuple, type(None))):
-            raise InvalidRequestError(f"stop={self.stop!r} is neither text nor a list of texts", param="stop")
-        if not isinstance(self.stop_token_ids, (list, tuple, type(None))):
-            raise InvalidRequestError(f"stop_token_ids={self.stop_token_ids!r} is not a list", param="stop_token_ids")
-        strings = self.stop_strings
-        if len(strings) > MAX_STOP_STRINGS:
-            raise InvalidRequestError(f"stop has {len(strings)} strings, at most {MAX_STOP_STRINGS}", param="stop")
-        for s in strings:
-            if not isinstance(s, str) or not 0 < len(s) <= MAX_STOP_STRING_CHARS:
-                raise InvalidRequestError(
-                    f"stop string {str(s)[:40]!r} must be text of 1 to {MAX_STOP_STRING_CHARS} characters", param="stop"
-                )
-        if strings and not self.detokenize:
-            raise InvalidRequestError("stop strings need detokenize=True", param="stop")
-        ids = self.stop_token_ids or []
-        if len(ids) > MAX_STOP_TOKEN_IDS:
+        for text in self.stop_strings:
+            _text("stop", text, MAX_STOP_STRING_CHARS)
+        if len(self.stop_strings) > MAX_STOP_STRINGS:
             raise InvalidRequestError(
-                f"stop_token_ids has {len(ids)} ids, at most {MAX_STOP_TOKEN_IDS}", param="stop_token_ids"
+                f"stop has {len(self.stop_strings)} strings, at most {MAX_STOP_STRINGS}", param="stop"
             )
-        for i in ids:
-            _integer("stop_token_ids", i, 0, 2**31 - 1)
+        if self.stop_strings and not self.detokenize:
+            raise InvalidRequestError("stop strings need detokenize=True", param="stop")
+
+    def _check_tokens(self) -> None:
+        if self.max_tokens == 0 and self.prompt_logprobs is None:
+            raise InvalidRequestError("max_tokens=0 generates nothing: it needs prompt_logprobs", param="max_tokens")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise InvalidRequestError(
+                f"min_tokens={self.min_tokens} is larger than max_tokens={self.max_tokens}", param="min_tokens"
+            )
+        if self.truncate_prompt_tokens == 0:
+            raise InvalidRequestError("truncate_prompt_tokens=0 leaves no prompt", param="truncate_prompt_tokens")
+        if self.logprob_token_ids is not None and self.logprobs is None:
+            raise InvalidRequestError("logprob_token_ids needs logprobs", param="logprob_token_ids")
+
+    def _check_samples(self) -> None:
+        if self.best_of is not None and self.best_of < self.n:
+            raise InvalidRequestError(f"best_of={self.best_of} is smaller than n={self.n}", param="best_of")
+        if self.num_samples > self.n and self.output_kind == "delta":
+            raise InvalidRequestError(
+                f"best_of={self.best_of} cannot be streamed: the best are known at the end", param="best_of"
+            )
+
+    def _check_beams(self) -> None:
+        """Beam search is deterministic and sees whole distributions: what samples or cuts them contradicts it."""
+        if self.num_beams > MAX_BEAM_WIDTH or self.num_beams < self.n:
+            raise InvalidRequestError(
+                f"beam_width={self.num_beams} must be from n={self.n} to {MAX_BEAM_WIDTH}", param="beam_width"
+            )
+        if self.temperature not in (0, 1):
+            raise InvalidRequestError(f"beam search takes no temperature={self.temperature}", param="temperature")
+        for name in _NOT_WITH_BEAMS:
+            if getattr(self, name) != _DEFAULTS[name]:
+                raise InvalidRequestError(f"beam search takes no {name}={getattr(self, name)!r}", param=name)
 
     @property
     def stop_strings(self) -> list[str]:
@@ -136,26 +204,141 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         """Whether the most likely token is always taken."""
         return self.temperature <= GREEDY_TEMPERATURE or self.top_k == 1 or self.top_p == 0.0 or self.min_p == 1.0
 
+    @property
+    def num_samples(self) -> int:
+        """Sequences that are drawn; beam search counts as one."""
+        return 1 if self.use_beam_search else self.best_of or self.n
+
+    @property
+    def num_beams(self) -> int:
+        """Beams of a beam search."""
+        return self.beam_width or self.best_of or self.n
+
 
 class NotYetSupported(InvalidRequestError, UnsupportedError):
-    """A parameter of the field's standard set that this version does not implement."""
+    """A combination of parameters that this version does not implement."""
 
-    def __init__(self, name: str, value: object):
-        super().__init__(f"{name}={value!r} is not supported yet", param=name)
-
-
-def _same(value: object, neutral: object) -> bool:
-    """Equality, but `True` is not 1, and an array, which compares element by element, equals nothing."""
-    return type(value) in (type(neutral), int if isinstance(neutral, float) else type(neutral)) and value == neutral
+    def __init__(self, name: str, value: object, *, why: str = "not supported yet"):
+        super().__init__(f"{name}={value!r:.80} is {why}", param=name)
 
 
-def _real(name: str, value: object, low: float, high: float) -> None:
-    # `low <= x <= high` is false for NaN; bool is a number to Python but a mistake here.
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
-        raise InvalidRequestError(f"{name}={value!r} must be a number from {low:g} to {high:g}", param=name)
-    assert math.isfinite(value)
+Check = Callable[[str, Any], None]
 
 
-def _integer(name: str, value: object, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise InvalidRequestError(f"{name}={value!r} must be an integer from {low} to {high}", param=name)
+def _real(low: float, high: float) -> Check:
+    """A number from `low` to `high`. `low <= x <= high` is false for NaN; a bool is a number to Python only."""
+
+    def check(name: str, value: Any) -> None:
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
+            raise InvalidRequestError(f"{name}={value!r:.80} must be a number from {low:g} to {high:g}", param=name)
+
+    return check
+
+
+def _integer(low: int, high: int) -> Check:
+    def check(name: str, value: Any) -> None:
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise InvalidRequestError(f"{name}={value!r:.80} must be an integer from {low} to {high}", param=name)
+
+    return check
+
+
+def _bool(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise InvalidRequestError(f"{name}={value!r:.80} is not a bool", param=name)
+
+
+def _one_of(*allowed: Any) -> Check:
+    def check(name: str, value: Any) -> None:
+        if not any(value is a or (isinstance(a, str) and value == a) for a in allowed):
+            raise InvalidRequestError(f"{name}={value!r:.80} must be one of {allowed}", param=name)
+
+    return check
+
+
+def _list(most: int, item: Check, *, least: int = 0) -> Check:
+    def check(name: str, value: Any) -> None:
+        if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
+            raise InvalidRequestError(f"{name}={value!r:.80} is not a list", param=name)
+        if not least <= len(value) <= most:
+            raise InvalidRequestError(f"{name} has {len(value)} entries, not {least} to {most}", param=name)
+        for entry in value:
+            item(name, entry)
+
+    return check
+
+
+def _text(name: str, value: Any, most: int) -> None:
+    if not isinstance(value, str) or not 0 < len(value) <= most:
+        raise InvalidRequestError(f"{name} holds {value!r:.80}, not a text of 1 to {most} characters", param=name)
+
+
+def _text_or_texts(name: str, value: Any) -> None:
+    if not isinstance(value, str):
+        _list(MAX_STOP_STRINGS, lambda name, text: _text(name, text, MAX_STOP_STRING_CHARS))(name, value)
+
+
+def _logit_bias(name: str, value: Any) -> None:
+    if not isinstance(value, Mapping):
+        raise InvalidRequestError(f"{name}={value!r:.80} is not an object of token ids", param=name)
+    if len(value) > MAX_LOGIT_BIAS:
+        raise InvalidRequestError(f"{name} has {len(value)} entries, at most {MAX_LOGIT_BIAS}", param=name)
+    for token, bias in value.items():
+        _integer(0, _INT32)(name, token)
+        _real(-MAX_LOGIT_BIAS_VALUE, MAX_LOGIT_BIAS_VALUE)(name, bias)
+
+
+def _instance(kind: type) -> Check:
+    def check(name: str, value: Any) -> None:
+        if not isinstance(value, kind):
+            raise InvalidRequestError(f"{name}={value!r:.80} is not a {kind.__name__}", param=name)
+
+    return check
+
+
+def _processors(name: str, value: Any) -> None:
+    if not isinstance(value, Mapping) or not all(isinstance(v, Mapping) for v in value.values()):
+        raise InvalidRequestError(f"{name}={value!r:.80} is not an object of arguments by processor", param=name)
+
+
+_TOKEN_ID = _integer(0, _INT32)
+_FIELDS: dict[str, Check] = {
+    "n": _integer(1, MAX_SAMPLES),
+    "best_of": _integer(1, MAX_SAMPLES),
+    "temperature": _real(0.0, 100.0),
+    "top_k": _integer(-1, _INT32),
+    "top_p": _real(0.0, 1.0),
+    "min_p": _real(0.0, 1.0),
+    "seed": _integer(-_INT64 - 1, _INT64),
+    "presence_penalty": _real(-2.0, 2.0),
+    "frequency_penalty": _real(-2.0, 2.0),
+    "repetition_penalty": _real(1e-3, 1e3),
+    "logit_bias": _logit_bias,
+    "allowed_token_ids": _list(_INT32, _TOKEN_ID, least=1),
+    "bad_words": _list(MAX_BAD_WORDS, lambda name, text: _text(name, text, MAX_BAD_WORD_CHARS)),
+    "stop": _text_or_texts,
+    "stop_token_ids": _list(MAX_STOP_TOKEN_IDS, _TOKEN_ID),
+    "include_stop_str_in_output": _bool,
+    "ignore_eos": _bool,
+    "min_tokens": _integer(0, _INT32),
+    "max_tokens": _integer(0, _INT32),
+    "timeout": _real(0.0, 1e9),
+    "logprobs": _integer(ALL_LOGPROBS, _INT32),
+    "prompt_logprobs": _integer(ALL_LOGPROBS, _INT32),
+    "logprob_token_ids": _list(MAX_LOGPROB_TOKEN_IDS, _TOKEN_ID, least=1),
+    "logprobs_mode": _one_of("raw", "processed"),
+    "structured_outputs": _instance(StructuredOutputs),
+    "logits_processors": _processors,
+    "use_beam_search": _bool,
+    "beam_width": _integer(1, MAX_BEAM_WIDTH),
+    "length_penalty": _real(-10.0, 10.0),
+    "early_stopping": _one_of(True, False, "never"),
+    "detokenize": _bool,
+    "skip_special_tokens": _bool,
+    "spaces_between_special_tokens": _bool,
+    "truncate_prompt_tokens": _integer(-1, _INT32),
+    "output_kind": _one_of("cumulative", "delta", "final"),
+}
+_DEFAULTS = {f.name: f.default for f in msgspec.structs.fields(SamplingParams)}
+_NEVER_NONE = frozenset(name for name, default in _DEFAULTS.items() if default is not None) - {"max_tokens"}
+_NOT_WITH_BEAMS = ("top_k", "top_p", "min_p", "logprobs_mode", "structured_outputs")

@@ -296,8 +296,8 @@ class Scheduler:
             step.samples.append(samples)
         step.total_tokens = sum(step.num_tokens)
         if self._num_wanting_logprobs:
-            wanted = (r.params.logprobs for r, samples in zip(step.requests, step.samples, strict=True) if samples)
-            step.max_logprobs = max((k for k in wanted if k is not None), default=-1)
+            rows = zip(step.requests, step.samples, strict=True)
+            step.wants_logprobs = any(samples and r.params.logprobs is not None for r, samples in rows)
 
     def _share(self, remaining: int, left: int) -> int:
         """How many of a prompt's `remaining` tokens go into a step that has room for `left`, at first."""

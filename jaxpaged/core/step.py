@@ -31,8 +31,37 @@ class Admission:
 
 
 @dataclass(slots=True)
+class Swap:
+    """Blocks that move between the pool and host memory.
+
+    Attributes:
+      key: names the copy in host memory; never used twice.
+      block_ids: blocks of the pool, in the order in which they were (or are to be) copied.
+    """
+
+    key: int
+    block_ids: list[int]
+
+
+@dataclass(slots=True)
+class PromptRange:
+    """Prompt positions whose log-probabilities a step yields.
+
+    The hidden state of position p gives the distribution of the token at p + 1. So positions `first` to
+    `first + num_tokens - 1`, all at least 1, come from what row `row` feeds at one position less.
+    """
+
+    row: int
+    first: int
+    num_tokens: int
+
+
+@dataclass(slots=True)
 class Step:
     """One step's work. Parallel lists, a row a request; rows with one token come first.
+
+    The device does what a step says in this order: `swap_out`, `dropped`, `swap_in`, `copies`, admissions and new
+    blocks, then the forward pass. So a swap or copy sees what earlier steps have written, nothing of this one.
 
     Row r feeds tokens `starts[r] .. starts[r] + num_tokens[r] - 1` of the sequence in slot `slots[r]`.
     If `samples[r]`, these reach the end of what is known or in flight, and the row yields new tokens.
@@ -46,15 +75,23 @@ class Step:
     admissions: list[Admission] = field(default_factory=list)
     new_blocks: list[tuple[int, int, int]] = field(default_factory=list)  # (slot, index in its table, block id)
     total_tokens: int = 0
-    max_logprobs: int = -1  # largest `logprobs` that a sampling row wants; -1: none wants any
+    wants_logprobs: bool = False  # whether a sampling row does
+    masked: list[int] = field(default_factory=list)  # sampling rows whose request has a grammar
+    prompt_ranges: list[PromptRange] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)  # (from, to): whole blocks, all distinct
+    swap_out: list[Swap] = field(default_factory=list)
+    swap_in: list[Swap] = field(default_factory=list)  # the host copy is dropped afterwards
+    dropped: list[int] = field(default_factory=list)  # keys of host copies that nobody will ask for
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True):
-    """Log-probabilities at one generated position.
+    """Log-probabilities at one position of a prompt or output.
 
     Attributes:
-      token_id, logprob, rank: the sampled token; rank 1 is the most likely.
-      top_ids, top_logprobs: the most likely tokens, best first, as many as the request asked for.
+      token_id, logprob, rank: the token there; rank 1 is the most likely.
+      top_ids, top_logprobs: the most likely tokens, best first, as many as the request asked for; or the tokens of
+        its `logprob_token_ids`, in that order.
+      top_ranks: their ranks, where they are not 1, 2, 3, ...
     """
 
     token_id: int
@@ -62,6 +99,7 @@ class TokenLogprobs(msgspec.Struct, frozen=True):
     rank: int
     top_ids: list[int]
     top_logprobs: list[float]
+    top_ranks: list[int] | None = None
 
 
 @dataclass(slots=True)
@@ -72,20 +110,25 @@ class StepResult:
       token_ids: new tokens of each row; empty where the row does not sample. A negative one says that the logits
         were not finite: the request ends with an error.
       logprobs: as `token_ids`, where the row's request wants them; None if no row does.
+      prompt_logprobs: for each of the step's `prompt_ranges`, a record a position.
     """
 
     token_ids: list[list[int]]
     logprobs: list[list[TokenLogprobs]] | None = None
+    prompt_logprobs: list[list[TokenLogprobs]] = field(default_factory=list)
 
 
 class RequestUpdate(msgspec.Struct):
-    """What a step did to one request, for whoever turns tokens into text.
+    """What a step did to one sample of a request, for whoever turns tokens into text.
 
     Attributes:
+      request_id: the request's, which all its samples share.
       finish_reason: None while it runs; "stop", "length", "abort" or "error".
-      stop_reason: the stop token id that ended it, if one of the user's `stop_token_ids` did; what went wrong, for
-        "error"; else None.
+      stop_reason: the stop token id that ended it, if one of the user's `stop_token_ids` did; "timeout" if its time was
+        over; what went wrong, for "error"; else None.
       num_cached_tokens: prompt tokens found in the prefix cache when first admitted.
+      index: which sample: 0 to `params.num_samples` - 1; of a beam search, the rank of the sequence.
+      prompt_logprobs: records of the prompt's next positions, in order; the first is that of position 1.
     """
 
     request_id: str
@@ -94,3 +137,5 @@ class RequestUpdate(msgspec.Struct):
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     num_cached_tokens: int = 0
+    index: int = 0
+    prompt_logprobs: list[TokenLogprobs] | None = None

@@ -127,14 +127,14 @@ class Runner:
         step, sampled = launched.step, launched.sampled
         tokens = iter(np.asarray(sampled.tokens).tolist())
         token_ids = [[next(tokens)] if samples else [] for samples in step.samples]
-        return StepResult(token_ids, _logprob_rows(step, sampled) if step.max_logprobs >= 0 else None)
+        return StepResult(token_ids, _logprob_rows(step, sampled) if step.wants_logprobs else None)
 
     def _run(self, step: Step, bucket: Bucket) -> Launched:
         packed = batch.pack(step, bucket, scratch_slot=len(self.slots.history) - 1, block_size=self.config.block_size)
         program = self._program(bucket)
         self.kv_pages, self.slots, sampled = program(self.params, self.kv_pages, self.slots, packed)
         sampled.tokens.copy_to_host_async()
-        if step.max_logprobs >= 0:
+        if step.wants_logprobs:
             jax.tree.map(lambda x: x.copy_to_host_async(), sampled)
         return Launched(step, sampled)
 

@@ -8,11 +8,18 @@ from numbers import Integral
 
 from jaxpaged.config import EngineConfig
 from jaxpaged.core.request import Request
-from jaxpaged.core.sampling_params import SamplingParams
+from jaxpaged.core.sampling_params import NotYetSupported, SamplingParams
 from jaxpaged.core.scheduler import Scheduler
 from jaxpaged.core.step import RequestUpdate
 from jaxpaged.device.runner import Launched, Runner
 from jaxpaged.errors import InvalidRequestError, RequestTooLargeError
+
+_DEFAULTS = SamplingParams()
+_NOT_BUILT = (
+    "n", "best_of", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "allowed_token_ids",
+    "bad_words", "timeout", "prompt_logprobs", "logprob_token_ids", "logprobs_mode", "structured_outputs",
+    "logits_processors", "use_beam_search", "spaces_between_special_tokens", "truncate_prompt_tokens",
+)  # fmt: skip
 
 
 class Engine:
@@ -77,6 +84,9 @@ class Engine:
                 f"generated token",
                 param="prompt",
             )
+        for name in _NOT_BUILT:
+            if getattr(params, name) != getattr(_DEFAULTS, name):
+                raise NotYetSupported(name, getattr(params, name))
         for token in params.stop_token_ids or ():
             if token >= self.vocab_size:
                 raise InvalidRequestError(

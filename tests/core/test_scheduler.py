@@ -61,21 +61,21 @@ def test_new_blocks_follow_the_cached_prefix():
     driver.check_solo()
 
 
-def test_max_logprobs_is_that_of_sampling_rows():
+def test_logprobs_are_wanted_where_a_sampling_row_wants_them():
     driver = Driver(num_blocks=40, block_size=4, max_num_batched_tokens=8)
     driver.add("none", [1, 2], max_tokens=20)
     driver.step()
-    assert driver.last_step.max_logprobs == -1
+    assert driver.last_step.wants_logprobs is False
     driver.add("five", prompt_of(12), max_tokens=2, logprobs=5)
     driver.add("zero", [1, 2], max_tokens=5, logprobs=0)
     driver.step()
-    assert rows_of(driver)["five"] < 12 and driver.last_step.max_logprobs == 0
+    assert rows_of(driver)["five"] < 12 and driver.last_step.wants_logprobs is True
     step_until(driver, lambda: driver.requests["five"].num_inflight_tokens)
-    assert driver.last_step.max_logprobs == 5
+    assert driver.last_step.wants_logprobs is True
     driver.run()
     driver.add("last", [1, 2], max_tokens=2)
     driver.step()
-    assert driver.last_step.max_logprobs == -1
+    assert driver.last_step.wants_logprobs is False
 
 
 def test_with_overlap_the_second_step_comes_before_the_first_result():
