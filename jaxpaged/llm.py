@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import msgspec
 import numpy as np
 from tqdm.auto import tqdm
 
@@ -15,7 +16,8 @@ from jaxpaged.config import engine_config
 from jaxpaged.core.request import Request
 from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.engine.load import load_engine
-from jaxpaged.engine.output import OutputProcessor, RequestOutput
+from jaxpaged.engine.output import RequestOutput
+from jaxpaged.engine.output_processor import OutputProcessor
 from jaxpaged.errors import InvalidRequestError
 from jaxpaged.progress import ProgressBars
 from jaxpaged.text.chat import render_chat
@@ -123,8 +125,8 @@ class LLM:
             with tqdm(total=len(requests), desc="Generating", unit="req", disable=not use_tqdm) as bar:
                 while len(finished) < len(requests):
                     outputs, stopped = processor.process(self.engine.step())
-                    for request_id in stopped:
-                        self.engine.abort(request_id)
+                    for request_id, index in stopped:
+                        self.engine.abort(request_id, index)
                     done = {output.request_id: output for output in outputs if output.finished}
                     finished |= done
                     bar.update(len(done))
@@ -165,11 +167,11 @@ def _as_ids(prompt: Any) -> list[int]:
 
 
 def _as_params(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
-    """One SamplingParams a prompt."""
+    """One SamplingParams a prompt, for outputs that come at the end."""
     if params is None:
         params = SamplingParams()
     if isinstance(params, SamplingParams):
-        return [params] * count
+        return [msgspec.structs.replace(params, output_kind="final")] * count
     if len(params) != count:
         raise InvalidRequestError(f"{len(params)} sampling_params for {count} prompts", param="sampling_params")
-    return list(params)
+    return [msgspec.structs.replace(p, output_kind="final") for p in params]

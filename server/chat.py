@@ -10,10 +10,13 @@ import time
 from collections.abc import Generator, Iterator
 from typing import Any
 
+import msgspec
+
 from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.engine.engine import Engine
 from jaxpaged.engine.load import load_engine
-from jaxpaged.engine.output import OutputProcessor, RequestMetrics, RequestOutput
+from jaxpaged.engine.output import RequestMetrics, RequestOutput
+from jaxpaged.engine.output_processor import OutputProcessor
 from jaxpaged.errors import InvalidRequestError
 from jaxpaged.progress import ProgressBars
 from jaxpaged.text.chat import render_chat
@@ -92,7 +95,8 @@ class Conversation:
     """
 
     def __init__(self, engine: Engine, tokenizer: Tokenizer, params: SamplingParams, system: str | None = None):
-        self._engine, self._tokenizer, self._params = engine, tokenizer, params
+        self._engine, self._tokenizer = engine, tokenizer
+        self._params = msgspec.structs.replace(params, output_kind="delta")
         self._messages = [{"role": "system", "content": system}] if system else []
         self._ids = itertools.count()
         self.metrics: RequestMetrics | None = None
@@ -114,7 +118,7 @@ class Conversation:
         engine, processor = self._engine, OutputProcessor(self._tokenizer)
         request = engine.make_request(f"chat-{next(self._ids)}", prompt_ids, self._params)
         engine.add_request(request)
-        processor.add(request, mode="delta")
+        processor.add(request)
         try:
             while len(processor):
                 outputs, _ = processor.process(engine.step())

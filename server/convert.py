@@ -48,7 +48,8 @@ def chat_params(body: ChatCompletionRequest, max_logprobs: int) -> SamplingParam
 
 
 def _common(body: GenerationRequest) -> dict[str, Any]:
-    return {name: value for name in _SAME_NAME if (value := getattr(body, name)) is not None}
+    given = {name: value for name in _SAME_NAME if (value := getattr(body, name)) is not None}
+    return {**given, "output_kind": "delta" if body.stream else "final"}
 
 
 @dataclass(slots=True)

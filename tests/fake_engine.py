@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Callable, Sequence
-from numbers import Integral
 
 from jaxpaged.config import EngineConfig
-from jaxpaged.core.request import Request
+from jaxpaged.core.request import Grammar, Request
 from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.core.step import RequestUpdate, TokenLogprobs
-from jaxpaged.errors import InvalidRequestError, RequestTooLargeError
+from jaxpaged.engine.checks import check_scheduling, checked_params, checked_prompt
+from jaxpaged.errors import QueueFullError, RequestTooLargeError
 
 Script = Sequence[int] | Callable[[Request], Sequence[int]]
 
 
 class FakeEngine:
-    """Token t of a request is `script[t]`; when the script is over it starts again.
+    """Token t of a sample is `script[t]`; when the script is over it starts again.
+
+    What a request may ask for is checked as in the real engine. A beam search gives its n sequences in one step.
 
     Attributes:
-      script: the tokens, or a function that gives them for a request; may be replaced at any time.
+      script: the tokens, or a function that gives them for a sample (`Request.index` tells which); may be replaced at
+        any time.
       tops: the most likely tokens of every position, when logprobs are asked for; -1.0, -2.0, ... apart.
-      sampled_logprob: the logprob of every sampled token.
+      sampled_logprob: the logprob of every sampled or prompt token.
       delay: seconds a step takes.
-      tokens_per_step: tokens a request gets in one step.
+      tokens_per_step: tokens a sample gets in one step.
       fail_with: raised by the next step.
-      num_free: blocks that nobody holds; a request holds one block for every 16 tokens it may reach.
+      queue_limit: live requests from which on `add_request` raises QueueFullError.
+      num_free: blocks that nobody holds; a request holds one block for every 16 tokens of its prompt.
+      live: samples that run, by request id and index.
+      requests: all that were added, in order.
       added, aborted: request ids, in order.
     """
 
@@ -40,15 +47,20 @@ class FakeEngine:
         num_blocks: int = 64,
         delay: float = 0.0,
         tokens_per_step: int = 1,
+        **config_options,
     ):
         self.script, self.vocab_size, self.eos_token_ids = script, vocab_size, tuple(eos_token_ids)
-        self.config = EngineConfig(model="fake", max_model_len=max_model_len, max_num_seqs=64, num_kv_blocks=num_blocks)
+        self.config = EngineConfig(
+            model="fake", max_model_len=max_model_len, max_num_seqs=64, num_kv_blocks=num_blocks, **config_options
+        )
         self.delay, self.tokens_per_step = delay, tokens_per_step
         self.num_blocks = self.num_free = num_blocks
         self.tops: list[int] = []
         self.sampled_logprob = -0.5
         self.fail_with: BaseException | None = None
-        self.live: dict[str, Request] = {}
+        self.queue_limit: int | None = None
+        self.live: dict[tuple[str, int], Request] = {}
+        self.requests: list[Request] = []
         self.added: list[str] = []
         self.aborted: list[str] = []
         self.num_programs, self.num_compilations = 3, 0
@@ -57,79 +69,112 @@ class FakeEngine:
     def has_work(self) -> bool:
         return bool(self.live)
 
-    def make_request(self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams) -> Request:
+    def make_request(
+        self,
+        request_id: str,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        cache_salt: str | None = None,
+        priority: int = 0,
+        bad_word_ids: Sequence[Sequence[int]] = (),
+        grammar: Grammar | None = None,
+        arrival_time: float | None = None,
+    ) -> Request:
         assert self.config.max_model_len is not None
-        if not prompt_token_ids:
-            raise InvalidRequestError("the prompt is empty: it needs at least one token", param="prompt")
-        for token in prompt_token_ids:
-            if isinstance(token, bool) or not isinstance(token, Integral) or not 0 <= token < self.vocab_size:
-                raise InvalidRequestError(f"the prompt holds {token!r}, which is not a token id", param="prompt")
-        if len(prompt_token_ids) >= self.config.max_model_len:
-            raise RequestTooLargeError(f"the prompt has {len(prompt_token_ids)} tokens", param="prompt")
-        if params.logprobs is not None and params.logprobs > self.config.max_logprobs:
-            raise InvalidRequestError(f"logprobs={params.logprobs} exceeds max_logprobs", param="logprobs")
+        check_scheduling(priority, cache_salt)
+        params = checked_params(params, self.config, self.vocab_size, bad_word_ids)
         return Request(
             request_id,
-            prompt_token_ids,
+            checked_prompt(prompt_token_ids, params, self.config, self.vocab_size),
             params,
             max_model_len=self.config.max_model_len,
             eos_token_ids=self.eos_token_ids,
+            cache_salt=cache_salt,
+            priority=priority,
+            bad_word_ids=bad_word_ids,
+            grammar=grammar,
+            arrival_time=arrival_time,
         )
 
     def add_request(self, request: Request) -> None:
-        needed = math.ceil(request.num_prompt_tokens / 16)
+        if self.queue_limit is not None and len({request_id for request_id, _ in self.live}) >= self.queue_limit:
+            raise QueueFullError(f"{self.queue_limit} requests wait already")
+        needed = self._blocks(request)
         if needed > self.num_blocks:
             raise RequestTooLargeError(f"the prompt needs {needed} blocks, but there are {self.num_blocks}")
-        assert request.request_id not in self.live
-        self.live[request.request_id] = request
+        assert (request.request_id, 0) not in self.live
+        params = request.params
+        for index in range(params.n if params.use_beam_search else params.num_samples):
+            sample = copy.copy(request)
+            sample.index, sample.all_token_ids = index, list(request.all_token_ids)
+            sample.grammar = request.grammar.copy() if request.grammar is not None else None
+            self.live[request.request_id, index] = sample
+        self.requests.append(request)
         self.added.append(request.request_id)
         self.num_free -= needed
 
-    def abort(self, request_id: str) -> RequestUpdate | None:
-        request = self.live.get(request_id)
-        if request is None:
-            return None
-        self._free(request)
-        self.aborted.append(request_id)
-        return RequestUpdate(request_id, [], finish_reason="abort")
+    def abort(self, request_id: str, index: int | None = None) -> list[RequestUpdate]:
+        samples = [s for (i, k), s in self.live.items() if i == request_id and index in (None, k)]
+        if samples:
+            self.aborted.append(request_id)
+        return [self._end(sample, RequestUpdate(request_id, [], index=sample.index), "abort") for sample in samples]
 
     def step(self) -> list[RequestUpdate]:
         if self.delay:
             time.sleep(self.delay)
         if self.fail_with is not None:
             raise self.fail_with
-        return [self._advance(request) for request in list(self.live.values())]
+        return [self._advance(sample) for sample in list(self.live.values())]
 
-    def _free(self, request: Request) -> None:
-        del self.live[request.request_id]
-        self.num_free += math.ceil(request.num_prompt_tokens / 16)
-
-    def _advance(self, request: Request) -> RequestUpdate:
-        update = RequestUpdate(request.request_id, [], num_cached_tokens=min(4, request.num_prompt_tokens - 1))
-        if request.params.logprobs is not None:
-            update.logprobs = []
-        while len(update.new_token_ids) < self.tokens_per_step and update.finish_reason is None:
-            script = self.script(request) if callable(self.script) else self.script
-            token = script[request.num_output_tokens % len(script)]
-            request.all_token_ids.append(token)
-            update.new_token_ids.append(token)
-            if update.logprobs is not None:
-                update.logprobs.append(self._logprobs(token, request.params.logprobs or 0))
-            self._check_end(request, token, update)
-        if update.finish_reason is not None:
-            self._free(request)
+    def _end(self, sample: Request, update: RequestUpdate, reason: str, what: int | str | None = None) -> RequestUpdate:
+        update.finish_reason, update.stop_reason = reason, what
+        del self.live[sample.request_id, sample.index]
+        if all(request_id != sample.request_id for request_id, _ in self.live):
+            self.num_free += self._blocks(sample)
         return update
 
-    def _logprobs(self, token: int, k: int) -> TokenLogprobs:
-        tops = self.tops[:k]
-        rank = self.tops.index(token) + 1 if token in self.tops else len(self.tops) + 1
-        return TokenLogprobs(token, self.sampled_logprob, rank, tops, [-1.0 - i for i in range(len(tops))])
+    @staticmethod
+    def _blocks(request: Request) -> int:
+        return math.ceil(request.num_prompt_tokens / 16)
 
-    def _check_end(self, request: Request, token: int, update: RequestUpdate) -> None:
-        if request.num_output_tokens >= request.params.min_tokens:
-            if token in request.eos_token_ids:
-                update.finish_reason = "stop"
-            elif token in request.stop_token_ids:
-                update.finish_reason, update.stop_reason = "stop", token
-        if update.finish_reason is None and request.num_tokens >= request.max_total_tokens:
-            update.finish_reason = "length"
+    def _advance(self, sample: Request) -> RequestUpdate:
+        params, cached = sample.params, min(4, sample.num_prompt_tokens - 1)
+        update = RequestUpdate(sample.request_id, [], num_cached_tokens=cached, index=sample.index)
+        if params.timeout is not None and time.monotonic() - sample.arrival_time >= params.timeout:
+            return self._end(sample, update, "abort", "timeout")
+        if params.prompt_logprobs is not None and sample.index == 0 and not sample.num_output_tokens:
+            prompt = sample.prompt_token_ids[1:]
+            update.prompt_logprobs = [self._logprobs(token, params.prompt_logprobs) for token in prompt]
+        if params.max_tokens == 0:
+            return self._end(sample, update, "length")
+        update.logprobs = None if params.logprobs is None and params.num_samples == params.n else []
+        count = 10**9 if params.use_beam_search else self.tokens_per_step
+        while len(update.new_token_ids) < count:
+            end = self._add_token(sample, update)
+            if end is not None:
+                return self._end(sample, update, *end)
+        return update
+
+    def _add_token(self, sample: Request, update: RequestUpdate) -> tuple[str, int | str | None] | None:
+        script = self.script(sample) if callable(self.script) else self.script
+        token = script[sample.num_output_tokens % len(script)]
+        if sample.grammar is not None and not sample.grammar.accept(token):
+            return "error", sample.grammar.error
+        sample.all_token_ids.append(token)
+        update.new_token_ids.append(token)
+        if update.logprobs is not None:
+            update.logprobs.append(self._logprobs(token, sample.params.logprobs or 0, sample.params.logprob_token_ids))
+        ending = sample.ending()
+        if ending is None and sample.grammar is not None and sample.grammar.finished:
+            return "stop", None
+        return ending
+
+    def _logprobs(self, token: int, k: int, ids: list[int] | None = None) -> TokenLogprobs:
+        tops = list(range(self.vocab_size)) if k < 0 else self.tops[:k]
+        if ids is not None:
+            return TokenLogprobs(token, self.sampled_logprob, self._rank(token), ids, [-1.0] * len(ids), [7] * len(ids))
+        return TokenLogprobs(token, self.sampled_logprob, self._rank(token), tops, [-1.0 - i for i in range(len(tops))])
+
+    def _rank(self, token: int) -> int:
+        return self.tops.index(token) + 1 if token in self.tops else len(self.tops) + 1

@@ -20,10 +20,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from jaxpaged.config import EngineConfig
-from jaxpaged.core.request import Request
+from jaxpaged.core.request import Grammar, Request
 from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.core.step import RequestUpdate
-from jaxpaged.engine.output import OutputMode, OutputProcessor, RequestOutput
+from jaxpaged.engine.output import RequestOutput
+from jaxpaged.engine.output_processor import OutputProcessor
 from jaxpaged.errors import EngineDeadError
 from jaxpaged.text.chat import render_chat
 
@@ -41,9 +42,24 @@ class EngineLike(Protocol):
     def config(self) -> EngineConfig: ...
     @property
     def has_work(self) -> bool: ...
-    def make_request(self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams) -> Request: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]: ...
+    def make_request(
+        self,
+        request_id: str,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        cache_salt: str | None = None,
+        priority: int = 0,
+        bad_word_ids: Sequence[Sequence[int]] = (),
+        grammar: Grammar | None = None,
+        arrival_time: float | None = None,
+    ) -> Request: ...
     def add_request(self, request: Request) -> None: ...
-    def abort(self, request_id: str) -> RequestUpdate | None: ...
+    def abort(self, request_id: str, index: int | None = None) -> list[RequestUpdate]: ...
     def step(self) -> list[RequestUpdate]: ...
 
 
@@ -112,16 +128,21 @@ class AsyncLLM:
         params: SamplingParams,
         request_id: str | None = None,
         *,
-        mode: OutputMode = "cumulative",
+        cache_salt: str | None = None,
+        priority: int = 0,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Continues a prompt, given as text or token ids. Leaving the loop early aborts the request.
+
+        Args:
+          cache_salt: shares cached blocks only with requests of the same salt.
+          priority: smaller goes first, under the "priority" policy.
 
         Raises:
           InvalidRequestError: the prompt or the parameters are wrong.
           EngineDeadError: the engine has failed or is shutting down.
         """
-        prepared = await self.prepare(prompt, params, request_id)
-        async with aclosing(self.stream(prepared, mode=mode)) as outputs:
+        prepared = await self.prepare(prompt, params, request_id, cache_salt=cache_salt, priority=priority)
+        async with aclosing(self.stream(prepared)) as outputs:
             async for output in outputs:
                 yield output
 
@@ -132,8 +153,10 @@ class AsyncLLM:
         request_id: str | None = None,
         *,
         add_special_tokens: bool = True,
+        cache_salt: str | None = None,
+        priority: int = 0,
     ) -> PreparedRequest:
-        """Tokenizes and checks a request without starting it; errors as in `generate`.
+        """Tokenizes and checks a request without starting it; arguments and errors as in `generate`.
 
         Args:
           add_special_tokens: let the tokenizer add its own (BOS, as a rule) to a text.
@@ -145,15 +168,18 @@ class AsyncLLM:
         internal_id = f"{external_id}#{number}"  # a client's id may come twice, or again while its abort is under way
 
         def make() -> Request:
-            if not isinstance(prompt, str):
-                return self._engine.make_request(internal_id, prompt, params)
-            self.tokenizer.check_length(prompt, self._max_model_len)
-            ids = self.tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
-            return self._engine.make_request(internal_id, ids, params)
+            ids = self._encode(prompt, params, add_special_tokens) if isinstance(prompt, str) else prompt
+            return self._engine.make_request(
+                internal_id, ids, params, cache_salt=cache_salt, priority=priority, arrival_time=arrival_time
+            )
 
         request = await self._off_loop(make)
-        request.arrival_time = arrival_time
         return PreparedRequest(request, external_id, prompt if isinstance(prompt, str) else None)
+
+    def _encode(self, prompt: str, params: SamplingParams, add_special_tokens: bool) -> list[int]:
+        if params.truncate_prompt_tokens is None:
+            self.tokenizer.check_length(prompt, self._max_model_len)
+        return self.tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
 
     async def render_chat(self, messages: Sequence[Any], /, **options: Any) -> list[int]:
         """`text.chat.render_chat` off the event loop."""
@@ -165,14 +191,13 @@ class AsyncLLM:
         assert self.config.max_model_len
         return self.config.max_model_len
 
-    async def stream(
-        self, prepared: PreparedRequest, *, mode: OutputMode = "delta"
-    ) -> AsyncGenerator[RequestOutput, None]:
+    async def stream(self, prepared: PreparedRequest) -> AsyncGenerator[RequestOutput, None]:
         """Submits a request and yields its outputs. A reader that is slow gets several deltas merged into one."""
         self._check_alive()
         request = prepared.request
-        stream = _Stream(prepared.external_id, asyncio.get_running_loop(), merge=mode == "delta")
-        self._processor.add(request, prepared.prompt, mode=mode)
+        merge = request.params.output_kind == "delta"
+        stream = _Stream(prepared.external_id, asyncio.get_running_loop(), merge=merge)
+        self._processor.add(request, prepared.prompt)
         self._streams[request.request_id] = stream
         self._inbox.put(lambda: self._add(request))
         try:
@@ -238,21 +263,13 @@ class AsyncLLM:
         return error
 
     def _deliver(self, updates: list[RequestUpdate]) -> None:
-        for update in updates:
-            stream = self._streams.get(update.request_id)
-            if stream is None:
-                continue
-            try:
-                outputs, to_abort = self._processor.process([update])
-            except Exception as e:  # a fault in one request's text is that request's alone
-                logger.exception("request %s: its output could not be made", stream.external_id)
-                stream.fail(e)
-                self._forget(update.request_id)
-                continue
-            for request_id in to_abort:
-                self._abort_in_engine(request_id)
-            for output in outputs:
-                self._put(stream, output, update.request_id)
+        outputs, to_abort = self._processor.process(updates)
+        for internal_id, index in to_abort:
+            self._abort_in_engine(internal_id, index)
+        for output in outputs:
+            stream = self._streams.get(output.request_id)
+            if stream is not None:
+                self._put(stream, output, output.request_id)
 
     def _deliver_abort(self, internal_id: str) -> None:
         output = self._processor.abort(internal_id)
@@ -273,8 +290,8 @@ class AsyncLLM:
             self._processor.abort(internal_id)
             self._abort_in_engine(internal_id)
 
-    def _abort_in_engine(self, internal_id: str) -> None:
-        self._inbox.put(lambda: self._drop(internal_id))
+    def _abort_in_engine(self, internal_id: str, index: int | None = None) -> None:
+        self._inbox.put(lambda: self._drop(internal_id, index))
 
     # Below, in the engine thread.
 
@@ -307,8 +324,8 @@ class AsyncLLM:
             if stream is not None:
                 stream.call(functools.partial(stream.fail, e))
 
-    def _drop(self, internal_id: str) -> None:
-        self._engine.abort(internal_id)
+    def _drop(self, internal_id: str, index: int | None) -> None:
+        self._engine.abort(internal_id, index)
 
     def _send(self, updates: list[RequestUpdate]) -> None:
         """Hands updates to the event loops of their readers: one loop, as a rule."""

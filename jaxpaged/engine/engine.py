@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from numbers import Integral
 
 from jaxpaged.config import EngineConfig
-from jaxpaged.core.request import Request
+from jaxpaged.core.request import Grammar, Request
 from jaxpaged.core.sampling_params import NotYetSupported, SamplingParams
 from jaxpaged.core.scheduler import Scheduler
 from jaxpaged.core.step import RequestUpdate
 from jaxpaged.device.runner import Launched, Runner
-from jaxpaged.errors import InvalidRequestError, RequestTooLargeError
+from jaxpaged.engine.checks import check_scheduling, checked_params, checked_prompt
 
 _DEFAULTS = SamplingParams()
 _NOT_BUILT = (
@@ -67,43 +66,42 @@ class Engine:
         params: SamplingParams,
         *,
         cache_salt: str | None = None,
+        priority: int = 0,
+        bad_word_ids: Sequence[Sequence[int]] = (),
+        grammar: Grammar | None = None,
         arrival_time: float | None = None,
     ) -> Request:
         """Checks a request against the model and this engine.
+
+        Args:
+          cache_salt: shares cached blocks only with requests of the same salt.
+          priority: smaller goes first, under the "priority" policy.
+          bad_word_ids: what `params.bad_words` are in tokens; the engine knows no text.
+          grammar: what `params.structured_outputs` was compiled to.
 
         Raises:
           InvalidRequestError: empty prompt, an id outside the vocabulary, a parameter out of this engine's range.
           RequestTooLargeError: no room for one token after the prompt.
         """
-        limit = self.config.max_model_len
-        assert limit is not None
-        check_token_ids(prompt_token_ids, self.vocab_size)
-        if len(prompt_token_ids) >= limit:
-            raise RequestTooLargeError(
-                f"the prompt has {len(prompt_token_ids)} tokens, but the context holds {limit} including at least one "
-                f"generated token",
-                param="prompt",
-            )
         for name in _NOT_BUILT:
             if getattr(params, name) != getattr(_DEFAULTS, name):
                 raise NotYetSupported(name, getattr(params, name))
-        for token in params.stop_token_ids or ():
-            if token >= self.vocab_size:
-                raise InvalidRequestError(
-                    f"stop_token_ids holds {token}, outside the vocabulary of {self.vocab_size}", param="stop_token_ids"
-                )
-        if params.logprobs is not None and params.logprobs > self.config.max_logprobs:
-            raise InvalidRequestError(
-                f"logprobs={params.logprobs} exceeds max_logprobs={self.config.max_logprobs}", param="logprobs"
-            )
+        assert bool(params.bad_words) == bool(bad_word_ids), "bad words come with their tokens"
+        assert (params.structured_outputs is None) == (grammar is None), "structured outputs come with their grammar"
+        check_scheduling(priority, cache_salt)
+        params = checked_params(params, self.config, self.vocab_size, bad_word_ids)
+        assert self.config.max_model_len is not None
         return Request(
             request_id,
-            prompt_token_ids,
+            checked_prompt(prompt_token_ids, params, self.config, self.vocab_size),
             params,
-            max_model_len=limit,
+            max_model_len=self.config.max_model_len,
             eos_token_ids=self.eos_token_ids,
             seed=self._seeds.getrandbits(63),
             cache_salt=cache_salt,
+            priority=priority,
+            bad_word_ids=bad_word_ids,
+            grammar=grammar,
             arrival_time=arrival_time,
         )
 
@@ -115,9 +113,13 @@ class Engine:
         """
         self.scheduler.add(request)
 
-    def abort(self, request_id: str) -> RequestUpdate | None:
-        """Ends a request at once and frees its blocks; None if there is no such request (any more)."""
-        return self.scheduler.abort(request_id)
+    def abort(self, request_id: str, index: int | None = None) -> list[RequestUpdate]:
+        """Ends a request, or one sample of it, at once and frees its blocks.
+
+        Returns: the last update of each sample that it ended; none if there was none (any more).
+        """
+        update = self.scheduler.abort(request_id)
+        return [] if update is None else [update]
 
     def step(self) -> list[RequestUpdate]:
         """Launches the next step, then collects the one before it: the host works while the device does.
@@ -139,17 +141,3 @@ class Engine:
         ready = self._in_flight if self.config.overlap else launched
         self._in_flight = launched if self.config.overlap else None
         return self.scheduler.update(ready.step, self.runner.collect(ready)) if ready else []
-
-
-def check_token_ids(token_ids: Sequence[int], vocab_size: int) -> None:
-    """Raises InvalidRequestError naming the first value that is not a token id.
-
-    On the device an id out of range would be clamped or wrapped silently.
-    """
-    if len(token_ids) == 0:
-        raise InvalidRequestError("the prompt is empty: it needs at least one token", param="prompt")
-    for token in token_ids:
-        if isinstance(token, bool) or not isinstance(token, Integral) or not 0 <= token < vocab_size:
-            raise InvalidRequestError(
-                f"the prompt holds {token!r}, which is not a token id from 0 to {vocab_size - 1}", param="prompt"
-            )

@@ -40,7 +40,8 @@ class Detokenizer:
           prompt_token_ids: what the text continues; only its last piece matters.
           params: `stop`, `include_stop_str_in_output`, `min_tokens`, `skip_special_tokens`.
         """
-        self._pieces = _pieces(tokenizer, prompt_token_ids, params.skip_special_tokens)
+        skipped = tokenizer.special_ids if params.skip_special_tokens else frozenset()
+        self._pieces = _pieces(tokenizer, prompt_token_ids, skipped)
         self._stops = StopMatcher(params.stop_strings) if params.stop_strings else None
         self._include_stop = params.include_stop_str_in_output
         self._min_tokens = params.min_tokens
@@ -124,6 +125,36 @@ class Detokenizer:
             self._num_released_chars += len(text)
 
 
+def prompt_text(
+    tokenizer: Tokenizer, token_ids: Sequence[int], prompt: str | None, params: SamplingParams
+) -> tuple[str, list[int]]:
+    """A prompt's text, and where in it each of its tokens starts.
+
+    Args:
+      prompt: the text, if it was given as text: tokens that the tokenizer put around it have no place in it.
+      params: `skip_special_tokens`, for a prompt that was given as tokens.
+    """
+    if prompt is not None:
+        text, offsets = _spelled(tokenizer, token_ids, frozenset())
+        lead = text.find(prompt)
+        if lead < 0:  # the tokenizer changes texts (say, to lower case): the nearest that can be said
+            _, offsets = _spelled(tokenizer, token_ids, tokenizer.special_ids)
+        return prompt, [min(max(offset - max(lead, 0), 0), len(prompt)) for offset in offsets]
+    return _spelled(tokenizer, token_ids, tokenizer.special_ids if params.skip_special_tokens else frozenset())
+
+
+def _spelled(tokenizer: Tokenizer, token_ids: Sequence[int], skipped: frozenset[int]) -> tuple[str, list[int]]:
+    pieces = _pieces(tokenizer, (), skipped)
+    text: list[str] = []
+    offsets: list[int] = []
+    length = 0
+    for token_id in token_ids:
+        offsets.append(length)
+        text.append(pieces.push(token_id))
+        length += len(text[-1])
+    return "".join(text) + pieces.flush(), offsets
+
+
 class StopMatcher:
     """Finds stop strings in text that comes in pieces (Knuth-Morris-Pratt, all strings side by side).
 
@@ -193,8 +224,7 @@ class _Pieces(Protocol):
         ...
 
 
-def _pieces(tokenizer: Tokenizer, prompt_token_ids: Sequence[int], skip_special_tokens: bool) -> _Pieces:
-    skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
+def _pieces(tokenizer: Tokenizer, prompt_token_ids: Sequence[int], skipped: frozenset[int]) -> _Pieces:
     last = next((t for t in reversed(prompt_token_ids) if t not in skipped), None)
     try:
         tokenizer.token_bytes(0)

@@ -36,7 +36,7 @@ async def create_chat_completion(http: Request) -> Response:
     form = state.logprob_format(body)
     if body.stream:
         return await event_stream(http, _events(state, body, params, prepared, head, form))
-    outputs = await unless_gone(http, finals([state.llm.stream(prepared, mode="final")]))
+    outputs = await unless_gone(http, finals([state.llm.stream(prepared)]))
     completion = outputs[0].outputs[0]
     choice = {
         "index": 0,
@@ -91,7 +91,7 @@ async def _events(
         return event({**head, "choices": [choice], **extra})
 
     opened = False
-    async with aclosing(merged([state.llm.stream(prepared, mode="delta")])) as outputs:
+    async with aclosing(merged([state.llm.stream(prepared)])) as outputs:
         async for _, output in outputs:
             completion = output.outputs[0]
             chunks = b""

@@ -35,7 +35,7 @@ async def create_completion(http: Request) -> Response:
     form = state.logprob_format(body)
     if body.stream:
         return await event_stream(http, _events(state, body, params, prepared, head, form))
-    streams = [state.llm.stream(p, mode="final") for p in prepared]
+    streams = [state.llm.stream(p) for p in prepared]
     outputs = await unless_gone(http, finals(streams))
     choices = [
         _choice(i, output.outputs[0], params, form, len(output.outputs[0].text)) for i, output in enumerate(outputs)
@@ -65,7 +65,7 @@ async def _events(
     with_usage = bool(options and options.include_usage)
     continuous = bool(options and options.continuous_usage_stats)
     usage = Usage()
-    streams = [state.llm.stream(p, mode="delta") for p in prepared]
+    streams = [state.llm.stream(p) for p in prepared]
     async with aclosing(merged(streams)) as outputs:
         async for index, output in outputs:
             usage.add(index, output)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import aclosing
 from typing import Any
 
+import msgspec
 import pytest
 
 from jaxpaged.core.sampling_params import SamplingParams
@@ -48,7 +49,8 @@ def play(engine: FakeEngine, test: Callable[[AsyncLLM], Coroutine[Any, Any, None
 
 async def collect(llm: AsyncLLM, prompt, params=None, **options) -> str:
     text = ""
-    async for output in llm.generate(prompt, params or SamplingParams(max_tokens=100), mode="delta", **options):
+    params = msgspec.structs.replace(params or SamplingParams(max_tokens=100), output_kind="delta")
+    async for output in llm.generate(prompt, params, **options):
         text += output.text
     return text
 
@@ -61,15 +63,18 @@ async def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
 
 
 def test_a_request_streams_deltas() -> None:
+    def kind(output_kind: str) -> SamplingParams:
+        return SamplingParams(max_tokens=9, output_kind=output_kind)
+
     async def test(llm: AsyncLLM) -> None:
-        outputs = [o async for o in llm.generate("hello", SamplingParams(max_tokens=9), "mine", mode="delta")]
+        outputs = [o async for o in llm.generate("hello", kind("delta"), "mine")]
         assert "".join(o.text for o in outputs) == "hello"
         assert {o.request_id for o in outputs} == {"mine"} and outputs[0].prompt == "hello"
         assert outputs[-1].finish_reason == "stop"
         ids = TOKENIZER.encode("x🔥")
-        cumulative = [o.text async for o in llm.generate(ids, SamplingParams(max_tokens=9))]
+        cumulative = [o.text async for o in llm.generate(ids, kind("cumulative"))]
         assert cumulative[-1] == "x🔥" and all("x🔥".startswith(t) for t in cumulative)
-        final = [o async for o in llm.generate(ids, SamplingParams(max_tokens=9), mode="final")]
+        final = [o async for o in llm.generate(ids, kind("final"))]
         assert [o.text for o in final] == ["x🔥"]
 
     play(fake(), test)
@@ -86,7 +91,7 @@ def test_many_requests_at_once_keep_their_own_text() -> None:
 def test_a_slow_reader_gets_merged_deltas_and_loses_nothing() -> None:
     async def test(llm: AsyncLLM) -> None:
         text, count = "", 0
-        async for output in llm.generate("a" * 200, LONG, mode="delta"):
+        async for output in llm.generate("a" * 200, SamplingParams(max_tokens=400, output_kind="delta")):
             text, count = text + output.text, count + 1
             await asyncio.sleep(0.05)
         assert text == "a" * 200
@@ -297,8 +302,9 @@ def test_a_fault_in_one_requests_text_is_that_requests_alone() -> None:
 
     async def main() -> None:
         llm = AsyncLLM(engine, Broken(TOKENIZER.hf, byte_level=True))
-        results = await asyncio.gather(collect(llm, [7, 8]), collect(llm, "fine"), return_exceptions=True)
-        assert isinstance(results[0], KeyError) and results[1] == "fine"
+        broken, fine = [o async for o in llm.generate([5, 7, 8], SamplingParams())], await collect(llm, "fine")
+        assert (broken[-1].finish_reason, broken[-1].token_ids) == ("error", [5])
+        assert "no such token" in str(broken[-1].stop_reason) and fine == "fine"
         await until(lambda: engine.num_free == engine.num_blocks)
         await llm.shutdown()
 

@@ -9,7 +9,8 @@ import pytest
 
 from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.core.step import RequestUpdate
-from jaxpaged.engine.output import OutputProcessor, RequestOutput, logprob_arrays
+from jaxpaged.engine.output import RequestOutput, logprob_arrays
+from jaxpaged.engine.output_processor import OutputProcessor
 from tests import tiny_tokenizers
 from tests.fake_engine import FakeEngine
 
@@ -25,15 +26,15 @@ def engine_for(script: list[int], **options) -> FakeEngine:
 def run(engine: FakeEngine, mode: str, *, tokenizer=TOKENIZER, **params) -> list[RequestOutput]:
     """All outputs of one request."""
     processor = OutputProcessor(tokenizer)
-    request = engine.make_request("r", [5, 6, 7], SamplingParams(**params))
+    request = engine.make_request("r", [5, 6, 7], SamplingParams(**params, output_kind=mode))
     engine.add_request(request)
-    processor.add(request, "prompt", mode=mode)
+    processor.add(request, "prompt")
     outputs: list[RequestOutput] = []
     while engine.has_work:
         new, to_abort = processor.process(engine.step())
         outputs += new
-        for request_id in to_abort:
-            assert engine.abort(request_id) is not None
+        for request_id, index in to_abort:
+            assert engine.abort(request_id, index)
     assert len(processor) == 0
     assert [o.finished for o in outputs] == [False] * (len(outputs) - 1) + [True]
     return outputs
@@ -133,7 +134,7 @@ def test_updates_after_the_end_are_ignored() -> None:
     processor.add(request)
     first, second = engine.step(), engine.step()
     outputs, to_abort = processor.process(first)
-    assert (outputs[0].finished, to_abort) == (True, ["r"])
+    assert (outputs[0].finished, to_abort) == (True, [("r", 0)])
     assert processor.process(second) == ([], [])
 
 
@@ -183,7 +184,7 @@ def test_logprobs_as_arrays() -> None:
     np.testing.assert_array_equal(arrays.top_ids, [[9, 8, 7]] * 2)
     np.testing.assert_array_equal(arrays.top_logprobs, [[-1, -2, -3]] * 2)
     assert arrays.ranks.tolist() == [4, 4] and np.isneginf(arrays.logprobs).all()
-    assert [a.shape for a in logprob_arrays([])] == [(0,), (0,), (0,), (0, 0), (0, 0)]
+    assert [a.shape for a in logprob_arrays([])] == [(0,), (0,), (0,), (0, 0), (0, 0), (0, 0)]
 
 
 def test_without_logprobs_there_are_none() -> None:
@@ -209,9 +210,9 @@ def test_times_and_cached_tokens() -> None:
 
 def test_aborts_give_what_there_is() -> None:
     engine, processor = engine_for(TOKENIZER.ids("The", "own")), OutputProcessor(TOKENIZER)
-    request = engine.make_request("r", [5, 6, 7], SamplingParams(stop=["own fox"]))
+    request = engine.make_request("r", [5, 6, 7], SamplingParams(stop=["own fox"], output_kind="delta"))
     engine.add_request(request)
-    processor.add(request, mode="delta")
+    processor.add(request)
     processor.process(engine.step())
     processor.process(engine.step())
     output = processor.abort("r")

@@ -1,0 +1,111 @@
+"""What a request may ask of one engine: checks that need its vocabulary, its context and its options."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from numbers import Integral
+
+import msgspec
+
+from jaxpaged.config import EngineConfig
+from jaxpaged.core.sampling_params import ALL_LOGPROBS, SamplingParams
+from jaxpaged.errors import InvalidRequestError, RequestTooLargeError
+
+_INT32 = 2**31
+
+
+def checked_prompt(
+    token_ids: Sequence[int], params: SamplingParams, config: EngineConfig, vocab_size: int
+) -> list[int]:
+    """The prompt, cut if `truncate_prompt_tokens` says so.
+
+    Raises:
+      InvalidRequestError: it is empty, or holds what is no token id.
+      RequestTooLargeError: no room for one token after it.
+    """
+    limit = config.max_model_len
+    assert limit is not None
+    check_token_ids(token_ids, vocab_size)
+    prompt = list(token_ids)
+    if params.truncate_prompt_tokens is not None:
+        keep = params.truncate_prompt_tokens
+        if keep < 0:
+            keep = max(limit - max(params.max_tokens or 1, 1), 1)
+        prompt = prompt[-keep:]
+    if len(prompt) >= limit:
+        raise RequestTooLargeError(
+            f"the prompt has {len(prompt)} tokens, but the context holds {limit} with at least one generated token",
+            param="prompt",
+        )
+    return prompt
+
+
+def check_token_ids(token_ids: Sequence[int], vocab_size: int) -> None:
+    """Raises InvalidRequestError naming the first value that is not a token id.
+
+    On the device an id out of range would be clamped or wrapped silently.
+    """
+    if len(token_ids) == 0:
+        raise InvalidRequestError("the prompt is empty: it needs at least one token", param="prompt")
+    for token in token_ids:
+        if isinstance(token, bool) or not isinstance(token, Integral) or not 0 <= token < vocab_size:
+            raise InvalidRequestError(
+                f"the prompt holds {token!r}, which is not a token id from 0 to {vocab_size - 1}", param="prompt"
+            )
+
+
+def checked_params(
+    params: SamplingParams, config: EngineConfig, vocab_size: int, bad_word_ids: Sequence[Sequence[int]] = ()
+) -> SamplingParams:
+    """The parameters, with what they leave to the engine filled in.
+
+    Raises:
+      InvalidRequestError: one of them is out of this engine's range; it is named.
+    """
+    _check_ids("stop_token_ids", params.stop_token_ids or (), vocab_size)
+    _check_ids("logit_bias", params.logit_bias or (), vocab_size)
+    _check_ids("allowed_token_ids", params.allowed_token_ids or (), vocab_size)
+    _check_ids("logprob_token_ids", params.logprob_token_ids or (), vocab_size)
+    for sequence in bad_word_ids:
+        _check_ids("bad_words", sequence, vocab_size)
+    most = vocab_size if config.max_logprobs == ALL_LOGPROBS else config.max_logprobs
+    for name in ("logprobs", "prompt_logprobs"):
+        asked = getattr(params, name)
+        if asked is None or (asked == ALL_LOGPROBS == config.max_logprobs):
+            continue
+        if not 0 <= asked <= most:
+            raise InvalidRequestError(f"{name}={asked} exceeds max_logprobs={most}", param=name)
+    if params.use_beam_search and 2 * params.num_beams > most:
+        raise InvalidRequestError(
+            f"beam_width={params.num_beams} needs {2 * params.num_beams} candidates a step, more than "
+            f"max_logprobs={most}",
+            param="beam_width",
+        )
+    _check_processors(params, config)
+    if config.logprobs_mode != "raw" and params.logprobs_mode is None and not params.use_beam_search:
+        return msgspec.structs.replace(params, logprobs_mode=config.logprobs_mode)
+    return params
+
+
+def check_scheduling(priority: int, cache_salt: str | None) -> None:
+    """Raises InvalidRequestError for a priority that is no 32-bit integer, or an empty salt, which protects nobody."""
+    if isinstance(priority, bool) or not isinstance(priority, int) or not -_INT32 <= priority < _INT32:
+        raise InvalidRequestError(f"priority={priority!r:.80} is not a 32-bit integer", param="priority")
+    if cache_salt is not None and (not isinstance(cache_salt, str) or not cache_salt):
+        raise InvalidRequestError(f"cache_salt={cache_salt!r:.80} is not a non-empty string", param="cache_salt")
+
+
+def _check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
+    for token in ids:
+        if not 0 <= token < vocab_size:
+            raise InvalidRequestError(f"{name} holds {token}, outside the vocabulary of {vocab_size}", param=name)
+
+
+def _check_processors(params: SamplingParams, config: EngineConfig) -> None:
+    known = [processor.name for processor in config.logits_processors]
+    for name in params.logits_processors or ():
+        if name not in known:
+            raise InvalidRequestError(
+                f"logits_processors names {name!r:.80}, which this engine does not have; it has {known}",
+                param="logits_processors",
+            )
