@@ -6,12 +6,15 @@ top_p -> sample. What no row asks for costs nothing: it sits under `lax.cond`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jaxpaged.device.slots import NO_TOKEN, Slots
+from jaxpaged.device.logits_processor import LogitsProcessor
+from jaxpaged.device.options import Options
+from jaxpaged.device.slots import NO_TOKEN, Feature, Slots
 
 
 class Sampled(NamedTuple):
@@ -21,7 +24,7 @@ class Sampled(NamedTuple):
       tokens: i32[R]; -1 where the logits are NaN, infinite, or all banned.
       logprobs: f32[R], of the sampled token.
       ranks: i32[R], 1 + the number of tokens that are more likely.
-      top_ids, top_logprobs: i32/f32[R, max_logprobs], most likely first.
+      top_ids, top_logprobs, top_ranks: i32/f32/i32[R, max_logprobs], most likely first.
     """
 
     tokens: jax.Array
@@ -29,26 +32,39 @@ class Sampled(NamedTuple):
     ranks: jax.Array
     top_ids: jax.Array
     top_logprobs: jax.Array
+    top_ranks: jax.Array
 
 
 def sample(
-    logits: jax.Array, slots: Slots, rows: jax.Array, positions: jax.Array, *, vocab_size: int, max_logprobs: int
+    logits: jax.Array,
+    slots: Slots,
+    options: Options,
+    rows: jax.Array,
+    positions: jax.Array,
+    masks: jax.Array,
+    *,
+    vocab_size: int,
+    max_logprobs: int,
+    processors: Sequence[LogitsProcessor] = (),
 ) -> Sampled:
     """Samples a token per row.
 
     Args:
       logits: f32[R, V], raw.
       slots: the slots' sampling parameters.
+      options: the slots' wide ones.
       rows: i32[R], each row's slot.
       positions: i32[R], the sequence position that the new token will take.
+      masks: i32[R, ceil(V / 32)], what the rows with a grammar may produce; bit i of word w is token 32 w + i.
       vocab_size: tokens that may be produced; ids from there on are padding of the matrix.
       max_logprobs: columns of the top log-probabilities.
+      processors: those that rows may ask for.
     """
     if vocab_size < logits.shape[-1]:
         logits = jnp.where(jnp.arange(logits.shape[-1]) < vocab_size, logits, -jnp.inf)
     allowed = _ban_stops(logits, slots, rows, positions)
     best, peak = argmax(allowed)
-    greedy = slots.column("greedy", rows) != 0
+    greedy = slots.column("features", rows) & Feature.RANDOM == 0
     tokens = jax.lax.cond(
         jnp.all(greedy),
         lambda: best,
@@ -56,7 +72,7 @@ def sample(
     )
     tokens = jnp.where(jnp.isfinite(peak), tokens, -1)
     return jax.lax.cond(
-        jnp.any(slots.column("wants_logprobs", rows) != 0),
+        jnp.any(slots.column("features", rows) & Feature.LOGPROBS != 0),
         lambda: Sampled(tokens, *_logprobs(logits, tokens, max_logprobs)),
         lambda: Sampled(tokens, *_no_logprobs(tokens, max_logprobs)),
     )
@@ -161,7 +177,13 @@ def _logprobs(logits: jax.Array, tokens: jax.Array, max_logprobs: int) -> tuple[
     ranks = 1 + jnp.sum(logprobs > chosen, -1, dtype=jnp.int32)
     top_logprobs, top_ids = jax.lax.top_k(logprobs, min(max_logprobs, logits.shape[-1]))
     pad = ((0, 0), (0, max_logprobs - top_ids.shape[1]))
-    return chosen[:, 0], ranks, jnp.pad(top_ids, pad), jnp.pad(top_logprobs, pad, constant_values=-jnp.inf)
+    return (
+        chosen[:, 0],
+        ranks,
+        jnp.pad(top_ids, pad),
+        jnp.pad(top_logprobs, pad, constant_values=-jnp.inf),
+        jnp.zeros_like(jnp.pad(top_ids, pad)),
+    )
 
 
 def _no_logprobs(tokens: jax.Array, max_logprobs: int) -> tuple[jax.Array, ...]:
@@ -171,4 +193,5 @@ def _no_logprobs(tokens: jax.Array, max_logprobs: int) -> tuple[jax.Array, ...]:
         jnp.zeros(n, jnp.int32),
         jnp.zeros((n, max_logprobs), jnp.int32),
         jnp.zeros((n, max_logprobs), jnp.float32),
+        jnp.zeros((n, max_logprobs), jnp.int32),
     )

@@ -6,21 +6,65 @@ are appended on the device, so that the next step needs no round trip to the hos
 
 from __future__ import annotations
 
+import enum
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpaged.core.request import Request
 from jaxpaged.core.sampling_params import MAX_STOP_TOKEN_IDS
 from jaxpaged.core.step import Admission
 
 MAX_EOS_TOKEN_IDS = 16
 NO_TOKEN = 2**31 - 1  # outside every vocabulary: scatters drop it
 
-_FLOATS = ("temperature", "top_p", "min_p")
-_INTS = ("min_total_tokens", "top_k", "seed_high", "seed_low", "greedy", "wants_logprobs")
+_FLOATS = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
+_INTS = ("features", "num_prompt_tokens", "sample_index", "min_total_tokens", "top_k", "seed_high", "seed_low")
 _NUM_STOPS = MAX_STOP_TOKEN_IDS + MAX_EOS_TOKEN_IDS
+
+
+class Feature(enum.IntFlag):
+    """What a request uses beyond the most likely token; a step whose rows use none of one does nothing for it."""
+
+    ALLOWED_IDS = enum.auto()
+    GRAMMAR = enum.auto()
+    BAD_WORDS = enum.auto()
+    MIN_TOKENS = enum.auto()
+    LOGIT_BIAS = enum.auto()
+    PENALTIES = enum.auto()
+    PROCESSORS = enum.auto()
+    RANDOM = enum.auto()  # sampled, not greedy
+    LOGPROBS = enum.auto()
+    PROCESSED_LOGPROBS = enum.auto()  # of what is sampled from
+    LOGPROB_IDS = enum.auto()  # of given tokens
+
+
+def features(request: Request, logprobs_mode: str = "raw") -> Feature:
+    """What a request uses. A beam search takes the best tokens' log-probabilities and draws nothing.
+
+    Args:
+      logprobs_mode: the engine's, for a request that does not say.
+    """
+    params = request.params
+    beams = params.use_beam_search
+    wants_logprobs = params.logprobs is not None or beams
+    processed = beams or (params.logprobs_mode or logprobs_mode) == "processed"
+    used = {
+        Feature.ALLOWED_IDS: params.allowed_token_ids is not None,
+        Feature.GRAMMAR: request.grammar is not None,
+        Feature.BAD_WORDS: bool(request.bad_word_ids),
+        Feature.MIN_TOKENS: params.min_tokens > 0,
+        Feature.LOGIT_BIAS: bool(params.logit_bias),
+        Feature.PENALTIES: (params.presence_penalty, params.frequency_penalty, params.repetition_penalty) != (0, 0, 1),
+        Feature.PROCESSORS: bool(params.logits_processors),
+        Feature.RANDOM: not params.greedy and not beams,
+        Feature.LOGPROBS: wants_logprobs,
+        Feature.PROCESSED_LOGPROBS: wants_logprobs and processed,
+        Feature.LOGPROB_IDS: params.logprob_token_ids is not None,
+    }
+    return Feature(sum(flag for flag, is_used in used.items() if is_used))
 
 
 class Slots(NamedTuple):
@@ -41,28 +85,36 @@ class Slots(NamedTuple):
     stop_ids: jax.Array
 
     def column(self, name: str, rows: jax.Array) -> jax.Array:
-        """Sampling parameter `name` of the given slots."""
+        """Sampling parameter `name` of the given slots; `features` holds the bits of `Feature`."""
         if name in _FLOATS:
             return self.floats[rows, _FLOATS.index(name)]
         return self.ints[rows, _INTS.index(name)]
 
 
 def empty_slots(num_slots: int, max_model_len: int, max_pages: int) -> Slots:
-    """Empty state for `num_slots` requests and the padding row, which is greedy: it never makes a step sample."""
+    """Empty state for `num_slots` requests and the padding row, which uses no `Feature`."""
     n = num_slots + 1
     return Slots(
         history=jnp.zeros((n, max_model_len), jnp.int32),
         block_table=jnp.zeros((n, max_pages), jnp.int32),
-        floats=jnp.ones((n, len(_FLOATS)), jnp.float32).at[:, _FLOATS.index("min_p")].set(0),
-        ints=jnp.zeros((n, len(_INTS)), jnp.int32).at[:, _INTS.index("greedy")].set(1),
+        floats=jnp.ones((n, len(_FLOATS)), jnp.float32),
+        ints=jnp.zeros((n, len(_INTS)), jnp.int32),
         stop_ids=jnp.full((n, _NUM_STOPS), NO_TOKEN, jnp.int32),
     )
 
 
-def pack_admission(admission: Admission, max_model_len: int, max_pages: int) -> np.ndarray:
-    """All of an admission in one int32 buffer (floats by their bits): one transfer.
+def admission_size(slots: Slots) -> int:
+    """Length of a `pack_admission` buffer."""
+    return 1 + sum(array.shape[1] for array in slots)
+
+
+def pack_admission(admission: Admission, max_model_len: int, max_pages: int, logprobs_mode: str = "raw") -> np.ndarray:
+    """All of an admission but its `Options` in one int32 buffer (floats by their bits): one transfer.
 
     Layout: slot | history | block table | ints | stop ids | floats.
+
+    Args:
+      logprobs_mode: the engine's, for a request that does not say.
     """
     request, params = admission.request, admission.request.params
     buffer = np.zeros(1 + max_model_len + max_pages + len(_INTS) + _NUM_STOPS + len(_FLOATS), np.int32)
@@ -73,12 +125,13 @@ def pack_admission(admission: Admission, max_model_len: int, max_pages: int) -> 
     at += max_pages
     seed = request.seed & 0xFFFFFFFFFFFFFFFF
     ints = {
+        "features": features(request, logprobs_mode),
+        "num_prompt_tokens": request.num_prompt_tokens,
+        "sample_index": request.index,
         "min_total_tokens": request.num_prompt_tokens + params.min_tokens,
         "top_k": max(params.top_k, 0),
         "seed_high": _signed(seed >> 32),
         "seed_low": _signed(seed & 0xFFFFFFFF),
-        "greedy": params.greedy,
-        "wants_logprobs": params.logprobs is not None,
     }
     buffer[at : at + len(_INTS)] = [ints[name] for name in _INTS]
     at += len(_INTS)
@@ -94,13 +147,13 @@ def admit(slots: Slots, packed: jax.Array) -> Slots:
     """Writes one `pack_admission` buffer into its slot."""
     sizes = [1, *(array.shape[1] for array in (slots.history, slots.block_table, slots.ints, slots.stop_ids))]
     slot, history, block_table, ints, stop_ids, floats = jnp.split(packed, np.cumsum(sizes))
-    slot = slot[0]
+    parts = Slots(history, block_table, jax.lax.bitcast_convert_type(floats, jnp.float32), ints, stop_ids)
+    # A scatter of one row would copy the array on CPU.
     return Slots(
-        history=slots.history.at[slot].set(history),
-        block_table=slots.block_table.at[slot].set(block_table),
-        floats=slots.floats.at[slot].set(jax.lax.bitcast_convert_type(floats, jnp.float32)),
-        ints=slots.ints.at[slot].set(ints),
-        stop_ids=slots.stop_ids.at[slot].set(stop_ids),
+        *(
+            jax.lax.dynamic_update_slice(array, part[None], (slot[0], 0))
+            for array, part in zip(slots, parts, strict=True)
+        )
     )
 
 

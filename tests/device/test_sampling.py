@@ -8,10 +8,12 @@ import pytest
 from jaxpaged.core.request import Request
 from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.core.step import Admission
+from jaxpaged.device.options import empty_options, mask_words
 from jaxpaged.device.sampling import Sampled, argmax, sample
-from jaxpaged.device.slots import admit, empty_slots, pack_admission
+from jaxpaged.device.slots import Feature, admit, empty_slots, pack_admission
 
 VOCAB, ROWS, MAX_LEN, PAGES = 50, 4, 32, 4
+OPTIONS, MASKS = empty_options(ROWS, VOCAB), jnp.full((ROWS, mask_words(VOCAB)), -1, jnp.int32)
 jit_admit = jax.jit(admit)
 jit_sample = jax.jit(sample, static_argnames=("vocab_size", "max_logprobs"))
 
@@ -31,7 +33,9 @@ def draw(logits, *params: SamplingParams, position: int = 5, vocab_size: int = V
     rows = np.arange(ROWS) if rows is None else rows
     positions = np.broadcast_to(np.asarray(position), ROWS)
     slots = slots_for(*params, **options)
-    return jit_sample(logits, slots, jnp.asarray(rows), jnp.asarray(positions), vocab_size=vocab_size, max_logprobs=5)
+    return jit_sample(
+        logits, slots, OPTIONS, jnp.asarray(rows), jnp.asarray(positions), MASKS, vocab_size=vocab_size, max_logprobs=5
+    )
 
 
 def many(logits, params: SamplingParams, count: int = 600) -> np.ndarray:
@@ -39,7 +43,16 @@ def many(logits, params: SamplingParams, count: int = 600) -> np.ndarray:
     slots = slots_for(*[params] * ROWS)
     logits = np.broadcast_to(np.asarray(logits, np.float32), (ROWS, VOCAB))
     tokens = [
-        jit_sample(logits, slots, jnp.arange(ROWS), jnp.arange(i, i + ROWS), vocab_size=VOCAB, max_logprobs=5).tokens
+        jit_sample(
+            logits,
+            slots,
+            OPTIONS,
+            jnp.arange(ROWS),
+            jnp.arange(i, i + ROWS),
+            MASKS,
+            vocab_size=VOCAB,
+            max_logprobs=5,
+        ).tokens
         for i in range(10, 10 + count, ROWS)
     ]
     return np.concatenate(tokens)
@@ -58,7 +71,8 @@ def test_admission_reaches_its_slot_whole():
     assert slots.block_table[0].tolist() == [3, 1, 0, 0]
     rows = jnp.array([0])
     expected = {"temperature": 0.7, "top_p": 0.9, "min_p": 0.1, "top_k": 3, "min_total_tokens": 7}
-    expected |= {"seed_high": -1, "seed_low": -1, "greedy": 0, "wants_logprobs": 1}
+    expected |= {"seed_high": -1, "seed_low": -1, "num_prompt_tokens": 5, "sample_index": 0}
+    expected |= {"features": int(Feature.RANDOM | Feature.MIN_TOKENS | Feature.LOGPROBS)}
     for name, value in expected.items():
         assert slots.column(name, rows)[0] == pytest.approx(value), name
     assert slots.stop_ids[0, :3].tolist() == [1, 2, 9]
