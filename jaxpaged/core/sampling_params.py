@@ -214,6 +214,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         """Beams of a beam search."""
         return self.beam_width or self.best_of or self.n
 
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many most likely tokens each step must tell, -1 for all; None: no log-probabilities at all.
+
+        Samples are compared by what their tokens' are, and beams grow from the best two times as many tokens as beams.
+        """
+        if self.use_beam_search:
+            return self.logprobs if self.logprobs == ALL_LOGPROBS else max(self.logprobs or 0, 2 * self.num_beams)
+        return 0 if self.logprobs is None and self.num_samples > self.n else self.logprobs
+
 
 class NotYetSupported(InvalidRequestError, UnsupportedError):
     """A combination of parameters that this version does not implement."""
