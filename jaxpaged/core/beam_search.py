@@ -161,7 +161,7 @@ class BeamSearch:
     def _ranked(self, parents: Sequence[_Beam], candidates: Sequence[TokenLogprobs]) -> list[tuple[Child, int]]:
         """All continuations, the likeliest first, each with its rank among its beam's."""
         ranked = []
-        early = self.length < self.params.min_tokens
+        early = self.length <= self.params.min_tokens  # that many come before one that ends
         for index, (parent, row) in enumerate(zip(parents, candidates, strict=True)):
             for rank, (token, logprob) in enumerate(zip(row.top_ids, row.top_logprobs, strict=True), 1):
                 # What may not be produced has no probability; what would end it too early may not.
