@@ -95,16 +95,16 @@ def pack_options(request: Request, vocab_rows: int, processors: Sequence[LogitsP
     bias = params.logit_bias or {}
     applies, arguments = pack_arguments(processors, params.logits_processors or {})
     bad_tokens, bad_left = _bad_words(request.bad_word_ids)
-    parts = dict(
-        bias_ids=_padded(list(bias), MAX_LOGIT_BIAS, "logit_bias"),
-        bias_values=_padded(list(bias.values()), MAX_LOGIT_BIAS, "logit_bias", np.float32),
-        allowed=_bit_mask(params.allowed_token_ids or (), vocab_rows),
-        bad_tokens=bad_tokens,
-        bad_left=bad_left,
-        logprob_ids=_padded(params.logprob_token_ids or [], MAX_LOGPROB_TOKEN_IDS, "logprob_token_ids"),
-        applies=applies,
-        arguments=arguments,
-    )
+    parts = {
+        "bias_ids": _padded(list(bias), MAX_LOGIT_BIAS, "logit_bias"),
+        "bias_values": _padded(list(bias.values()), MAX_LOGIT_BIAS, "logit_bias", np.float32),
+        "allowed": _bit_mask(params.allowed_token_ids or (), vocab_rows),
+        "bad_tokens": bad_tokens,
+        "bad_left": bad_left,
+        "logprob_ids": _padded(params.logprob_token_ids or [], MAX_LOGPROB_TOKEN_IDS, "logprob_token_ids"),
+        "applies": applies,
+        "arguments": arguments,
+    }
     return np.concatenate([parts[name].view(np.int32) for name in Options._fields])
 
 
