@@ -38,10 +38,11 @@ class Detokenizer:
         Args:
           tokenizer: gives pieces, bytes and special ids.
           prompt_token_ids: what the text continues; only its last piece matters.
-          params: `stop`, `include_stop_str_in_output`, `min_tokens`, `skip_special_tokens`.
+          params: `stop`, `include_stop_str_in_output`, `min_tokens`, `skip_special_tokens`,
+            `spaces_between_special_tokens`.
         """
         skipped = tokenizer.special_ids if params.skip_special_tokens else frozenset()
-        self._pieces = _pieces(tokenizer, prompt_token_ids, skipped)
+        self._pieces = _pieces(tokenizer, prompt_token_ids, skipped, spaces=params.spaces_between_special_tokens)
         self._stops = StopMatcher(params.stop_strings) if params.stop_strings else None
         self._include_stop = params.include_stop_str_in_output
         self._min_tokens = params.min_tokens
@@ -224,12 +225,14 @@ class _Pieces(Protocol):
         ...
 
 
-def _pieces(tokenizer: Tokenizer, prompt_token_ids: Sequence[int], skipped: frozenset[int]) -> _Pieces:
+def _pieces(
+    tokenizer: Tokenizer, prompt_token_ids: Sequence[int], skipped: frozenset[int], *, spaces: bool = True
+) -> _Pieces:
     last = next((t for t in reversed(prompt_token_ids) if t not in skipped), None)
     try:
         tokenizer.token_bytes(0)
     except UnsupportedError:
-        return _WindowPieces(tokenizer, last, skipped)
+        return _WindowPieces(tokenizer, last, skipped, spaces=spaces)
     return _BytePieces(tokenizer, last, skipped)
 
 
@@ -260,17 +263,24 @@ class _BytePieces:
 
 
 class _WindowPieces:
-    """Tokenizers whose tokens have no bytes of their own: a token's text is what it adds to the one before it."""
+    """Tokenizers whose tokens have no bytes of their own: a token's text is what it adds to the one before it.
+
+    These alone put spaces between added tokens, where `spaces` lets them.
+    """
 
     pending = False
 
-    def __init__(self, tokenizer: Tokenizer, last_prompt_token: int | None, skipped: frozenset[int]):
+    def __init__(self, tokenizer: Tokenizer, last_prompt_token: int | None, skipped: frozenset[int], *, spaces: bool):
         self._tokenizer, self._skipped = tokenizer, skipped
+        self._unspaced = {} if spaces else tokenizer.added_tokens
         self._previous = [] if last_prompt_token is None else [last_prompt_token]
 
     def push(self, token_id: int) -> str:
         if token_id in self._skipped:
             return ""
+        if token_id in self._unspaced and self._previous and self._previous[0] in self._unspaced:
+            self._previous = [token_id]
+            return self._unspaced[token_id]
         before = self._decode(self._previous)
         after = self._decode([*self._previous, token_id])
         self._previous = [token_id]

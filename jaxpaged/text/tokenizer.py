@@ -32,6 +32,7 @@ class Tokenizer:
 
     Attributes:
       hf: the tokenizer of transformers, for chat templates. It is not thread-safe where it truncates or pads.
+      added_tokens: texts of tokens that were added to the vocabulary, by id: control tokens, as a rule.
     """
 
     def __init__(self, hf: PreTrainedTokenizerFast):
@@ -42,7 +43,7 @@ class Tokenizer:
         self._backend.no_truncation()
         self._backend.no_padding()
         added = hf.added_tokens_decoder
-        self._added: dict[int, str] = {i: token.content for i, token in added.items()}
+        self.added_tokens: dict[int, str] = {i: token.content for i, token in added.items()}
         self.special_ids: frozenset[int] = frozenset(i for i, t in added.items() if t.special) | set(hf.all_special_ids)
         self.bos_token_id: int | None = _single_id(hf.bos_token_id)
         self.eos_token_id: int | None = _single_id(hf.eos_token_id)
@@ -155,7 +156,7 @@ class Tokenizer:
             raise UnsupportedError(f"bytes of single tokens are not known for the decoder {self._backend.decoder!r}")
         pieces = [self._backend.id_to_token(i) for i in range(self.vocab_size)]
         table = [self._kind.piece_bytes(piece) if piece is not None else b"" for piece in pieces]
-        for i, content in self._added.items():
+        for i, content in self.added_tokens.items():
             plain = i in self.special_ids or self._kind.byte_level
             table[i] = (content if plain else content.replace(SPACE, " ")).encode("utf-8")
         return table

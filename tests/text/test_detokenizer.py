@@ -7,12 +7,12 @@ import random
 import time
 
 import pytest
+from tokenizers import AddedToken, decoders, models
 from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from jaxpaged.core.sampling_params import SamplingParams
-from jaxpaged.text.detokenizer import Detokenizer, StopMatcher
+from jaxpaged.text.detokenizer import Detokenizer, StopMatcher, prompt_text
 from jaxpaged.text.tokenizer import Tokenizer
 from tests import tiny_tokenizers
 
@@ -117,6 +117,63 @@ def test_special_tokens_are_skipped_unless_wanted(tokenizer) -> None:
     eos = tokenizer.hf.convert_ids_to_tokens(2)
     assert "".join(stream(tokenizer, ids)[0]) == "ab"
     assert "".join(stream(tokenizer, ids, skip_special_tokens=False)[0]) == f"a{eos}b"
+
+
+def wordpiece() -> Tokenizer:
+    """Ids 0..2 are [UNK], [CLS], [SEP]; joins with spaces and `##`."""
+    pieces = ["[UNK]", "[CLS]", "[SEP]", "hello", "wor", "##ld", "!"]
+    backend = Backend(models.WordPiece(vocab={p: i for i, p in enumerate(pieces)}, unk_token="[UNK]"))
+    backend.decoder = decoders.WordPiece(cleanup=False)
+    backend.add_special_tokens([AddedToken(p, special=True) for p in pieces[:3]])
+    return Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]", cls_token="[CLS]"))
+
+
+@pytest.mark.parametrize("skip", [True, False])
+@pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, SENTENCEPIECE, wordpiece()], ids=["byte", "sentencepiece", "word"])
+def test_texts_with_special_tokens_equal_the_tokenizers_own_decoding(tokenizer, skip) -> None:
+    rng = random.Random(4)
+    for _ in range(200):
+        plain = [i for i in range(3, tokenizer.vocab_size) if not 3 <= i < 259 or tokenizer is BYTE_LEVEL]
+        ids = [rng.choice([*plain, 0, 1, 2, 1, 2]) for _ in range(rng.randrange(1, 20))]
+        deltas, _ = stream(tokenizer, ids, prompt=[], chunk=rng.randrange(1, 4), skip_special_tokens=skip)
+        assert "".join(deltas) == tokenizer.hf.decode(ids, skip_special_tokens=skip)
+        assert "".join(deltas) == tokenizer.decode(ids, skip_special_tokens=skip)
+
+
+def test_no_spaces_between_special_tokens() -> None:
+    tokenizer, ids = wordpiece(), [3, 1, 2, 4, 5, 2, 0, 1]
+    options = {"skip_special_tokens": False, "prompt": [3]}
+    assert "".join(stream(tokenizer, ids, **options)[0]) == " hello [CLS] [SEP] world [SEP] [UNK] [CLS]"
+    options["spaces_between_special_tokens"] = False
+    assert "".join(stream(tokenizer, ids, **options)[0]) == " hello [CLS][SEP] world [SEP][UNK][CLS]"
+    assert "".join(stream(tokenizer, ids, prompt=[3], spaces_between_special_tokens=False)[0]) == " hello world"
+
+
+@pytest.mark.parametrize("spaces", [True, False])
+def test_other_tokenizers_put_none_there_anyway(spaces) -> None:
+    options = {"skip_special_tokens": False, "spaces_between_special_tokens": spaces}
+    assert "".join(stream(BYTE_LEVEL, [1, 2], **options)[0]) == "<|im_start|><|im_end|>"
+    assert "".join(stream(SENTENCEPIECE, [1, 2], **options)[0]) == "<s></s>"
+
+
+def offsets(tokenizer, ids, prompt=None, **params) -> tuple[str, list[int]]:
+    return prompt_text(tokenizer, ids, prompt, SamplingParams(**params))
+
+
+def test_where_a_prompts_tokens_are_in_its_text() -> None:
+    """B43."""
+    ids = BYTE_LEVEL.ids("The", "Ġquick", "Ġfox")
+    assert offsets(BYTE_LEVEL, ids) == ("The quick fox", [0, 3, 9])
+    assert offsets(BYTE_LEVEL, [1, *ids, 2], "The quick fox") == ("The quick fox", [0, 0, 3, 9, 13])
+    assert offsets(BYTE_LEVEL, [1, *ids]) == ("The quick fox", [0, 0, 3, 9])
+    assert offsets(BYTE_LEVEL, [1, *ids], skip_special_tokens=False) == ("<|im_start|>The quick fox", [0, 12, 15, 21])
+    text = "a<|im_end|>🔥"
+    ids = [*BYTE_LEVEL.byte_ids("a"), 2, *BYTE_LEVEL.byte_ids("🔥")]
+    assert offsets(BYTE_LEVEL, ids, text) == (text, [0, 1, 11, 11, 11, 11])
+    ids = [1, *SENTENCEPIECE.ids("▁Hello", "▁world")]
+    assert offsets(SENTENCEPIECE, ids, "Hello world") == ("Hello world", [0, 0, 5])
+    assert offsets(SENTENCEPIECE, ids) == ("Hello world", [0, 0, 5])
+    assert offsets(wordpiece(), [1, 3, 4, 5], "Hello world") == ("Hello world", [0, 0, 5, 9])
 
 
 def test_a_stop_string_over_several_tokens_leaks_nothing() -> None:
