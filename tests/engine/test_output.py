@@ -1,4 +1,4 @@
-"""Updates to outputs: modes, cuts at stop strings, logprobs. Cases B02, B04, B10, B11."""
+"""Updates to outputs: kinds, samples, cuts at stop strings, logprobs. Cases B02, B04, B10, B11, B18, B35, B43."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxpaged.core.sampling_params import SamplingParams
-from jaxpaged.core.step import RequestUpdate
+from jaxpaged.core.step import RequestUpdate, TokenLogprobs
 from jaxpaged.engine.output import RequestOutput, logprob_arrays
 from jaxpaged.engine.output_processor import OutputProcessor
 from tests import tiny_tokenizers
@@ -19,7 +19,7 @@ EOS = 2
 MODES = ["cumulative", "delta", "final"]
 
 
-def engine_for(script: list[int], **options) -> FakeEngine:
+def engine_for(script, **options) -> FakeEngine:
     return FakeEngine(script, vocab_size=TOKENIZER.vocab_size, eos_token_ids=[EOS], **options)
 
 
@@ -221,3 +221,208 @@ def test_aborts_give_what_there_is() -> None:
     assert output.num_cached_tokens == 2
     assert processor.abort("r") is None
     assert processor.process([RequestUpdate("r", [5])]) == ([], [])
+
+
+# --- several samples -------------------------------------------------------------------------------------------
+
+
+def by_index(texts: list[str]):
+    """A script for each sample, then EOS."""
+    return lambda request: [*TOKENIZER.byte_ids(texts[request.index]), EOS]
+
+
+@pytest.mark.parametrize("kind", MODES)
+@pytest.mark.parametrize("tokens_per_step", [1, 3])
+def test_samples_are_told_apart_and_end_once_each(kind, tokens_per_step) -> None:
+    """B35."""
+    outputs = run(engine_for(by_index(["abcdef", "", "xy🔥"]), tokens_per_step=tokens_per_step), kind, n=3, logprobs=0)
+    ends = [(c.index, c.finish_reason) for o in outputs for c in o.outputs if c.finish_reason]
+    if kind == "delta":
+        assert sorted(ends) == [(i, "stop") for i in range(3)]
+        whole = joined(outputs)
+    else:
+        assert all([c.index for c in o.outputs] == [0, 1, 2] for o in outputs)
+        whole = outputs[-1]
+    assert [c.index for c in whole.outputs] == [0, 1, 2]
+    assert [c.text for c in whole.outputs] == ["abcdef", "", "xy🔥"]
+    assert [len(c.token_ids) for c in whole.outputs] == [len(c.logprobs) for c in whole.outputs] == [7, 1, 7]
+    assert [c.cumulative_logprob for c in whole.outputs] == [-3.5, -0.5, -3.5]
+    assert whole.metrics.num_output_tokens == 15
+
+
+def test_deltas_carry_only_the_samples_that_moved() -> None:
+    outputs = run(engine_for(by_index(["ab", "🔥", ""])), "delta", n=3)
+    assert [[c.index for c in o.outputs] for o in outputs] == [[0, 2], [0], [0], [1], [1]]
+
+
+def test_a_stop_string_ends_only_its_sample() -> None:
+    engine = engine_for(by_index(["a.b", "abcd", "ab.d"]))
+    (output,) = run(engine, "final", n=3, stop=".", max_tokens=10)
+    assert [c.text for c in output.outputs] == ["a", "abcd", "ab"]
+    assert [c.stop_reason for c in output.outputs] == [".", None, "."]
+    assert [len(c.token_ids) for c in output.outputs] == [2, 5, 3]
+    assert engine.aborted == ["r", "r"] and engine.num_free == engine.num_blocks
+
+
+def scored(engine: FakeEngine, logprobs: list[float]) -> FakeEngine:
+    """The same engine, with a logprob for the tokens of each sample."""
+    real = engine._add_token
+
+    def add_token(sample, update):
+        engine.sampled_logprob = logprobs[sample.index]
+        return real(sample, update)
+
+    engine._add_token = add_token
+    return engine
+
+
+@pytest.mark.parametrize("kind", ["cumulative", "final"])
+@pytest.mark.parametrize("logprobs", [None, 0])
+def test_the_best_samples_by_the_mean_of_their_tokens(kind, logprobs) -> None:
+    """Not by the sum: then the short ones would win. Nothing is known before the end."""
+    engine = scored(engine_for(by_index(["a", "bbbbbb", "cc", "dd"])), [-0.9, -0.2, -0.3, -0.8])
+    (output,) = run(engine, kind, n=2, best_of=4, logprobs=logprobs)
+    assert [(c.index, c.text) for c in output.outputs] == [(0, "bbbbbb"), (1, "cc")]
+    assert output.metrics.num_output_tokens == 2 + 7 + 3 + 3
+    for completion in output.outputs:
+        assert (completion.logprobs is None) == (completion.cumulative_logprob is None) == (logprobs is None)
+    if logprobs is not None:
+        assert output.outputs[0].cumulative_logprob == pytest.approx(-1.4)
+
+
+def test_sequences_of_a_beam_search_come_at_the_end_in_order() -> None:
+    script = by_index(["best", "good"])
+    for kind in MODES:
+        params = {"use_beam_search": True, "temperature": 0, "n": 2, "beam_width": 4, "max_tokens": 9}
+        outputs = run(engine_for(script), kind, **params)
+        assert [(c.index, c.text, c.finish_reason) for c in outputs[0].outputs] == [
+            (0, "best", "stop"),
+            (1, "good", "stop"),
+        ]
+        assert len(outputs) == 1
+
+
+def test_an_abort_ends_all_samples_that_still_run() -> None:
+    engine, processor = engine_for(by_index(["abc", "", "abc"])), OutputProcessor(TOKENIZER)
+    request = engine.make_request("r", [5, 6, 7], SamplingParams(n=3))
+    engine.add_request(request)
+    processor.add(request)
+    processor.process(engine.step())
+    output = processor.abort("r")
+    assert [c.finish_reason for c in output.outputs] == ["abort", "stop", "abort"]
+    assert [c.text for c in output.outputs] == ["a", "", "a"]
+    assert output.finished and len(processor) == 0
+    assert processor.process(engine.step()) == ([], [])
+
+
+def test_a_timeout_is_told() -> None:
+    engine = engine_for([5], delay=0.02)
+    (output,) = run(engine, "final", timeout=0.05, max_tokens=None)
+    assert (output.finish_reason, output.stop_reason) == ("abort", "timeout")
+    assert 1 <= len(output.token_ids) <= 4
+
+
+class Broken(tiny_tokenizers.TinyTokenizer):
+    """Token 7 has no bytes."""
+
+    def __init__(self):
+        super().__init__(TOKENIZER.hf, byte_level=True)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        if token_id == 7:
+            raise KeyError("no such token")
+        return super().token_bytes(token_id)
+
+
+@pytest.mark.parametrize(
+    ("script", "params"),
+    [([5, 6, 7], {}), ([5, 6], {"logprobs": 1}), ([5, 6, 7], {"detokenize": False, "logprobs": 0, "n": 2})],
+)
+def test_a_fault_in_one_requests_output_ends_that_request_alone(script, params) -> None:
+    """S21: in its text, or in what its logprobs are called."""
+    engine, processor = engine_for(lambda r: script if r.request_id == "bad" else [5, EOS]), OutputProcessor(Broken())
+    engine.tops = [6, 7] if "n" not in params else []
+    if params.get("logprobs") == 1:
+        engine.tops = [7]
+    for name, options in (("bad", params), ("good", {})):
+        request = engine.make_request(name, [5], SamplingParams(**options, output_kind="final"))
+        engine.add_request(request)
+        processor.add(request)
+    ends = {}
+    while engine.has_work:
+        outputs, to_abort = processor.process(engine.step())
+        ends |= {o.request_id: o for o in outputs}
+        for request_id, index in to_abort:
+            engine.abort(request_id, index)
+    assert ends["good"].finish_reason == "stop" and len(processor) == 0
+    assert {c.finish_reason for c in ends["bad"].outputs} == {"error"}
+    assert "no such token" in str(ends["bad"].stop_reason)
+    assert engine.num_free == engine.num_blocks
+
+
+def test_the_last_token_of_a_grammar_is_text() -> None:
+    """It ends with "stop", but by no EOS or stop id."""
+    processor, engine = OutputProcessor(TOKENIZER), engine_for([5])
+    letter = TOKENIZER.byte_ids("a")[0]
+    for last, text in ((letter, "aa"), (EOS, "a")):
+        request = engine.make_request("r", [5], SamplingParams())
+        processor.add(request)
+        (output,), _ = processor.process([RequestUpdate("r", [letter, last], finish_reason="stop")])
+        assert (output.text, output.outputs[0].last_token_hidden) == (text, last == EOS)
+
+
+# --- log-probabilities of given tokens, and of the prompt ------------------------------------------------------
+
+
+def test_given_tokens_keep_their_order_and_ranks() -> None:
+    (output,) = run(engine_for([5]), "final", max_tokens=1, logprobs=0, logprob_token_ids=[9, 8])
+    assert [(t.token_id, t.rank) for t in output.logprobs[0].top] == [(9, 7), (8, 7)]
+    np.testing.assert_array_equal(logprob_arrays(output.logprobs).top_ranks, [[7, 7]])
+
+
+def test_all_of_the_vocabulary() -> None:
+    (output,) = run(engine_for([5], max_logprobs=-1), "final", max_tokens=1, logprobs=-1)
+    assert [t.token_id for t in output.logprobs[0].top] == list(range(TOKENIZER.vocab_size))
+
+
+@pytest.mark.parametrize("kind", MODES)
+@pytest.mark.parametrize("n", [1, 2])
+def test_prompt_logprobs_are_those_of_the_prompts_tokens(kind, n) -> None:
+    """B43: first is None; offsets point into the prompt's text; of the deltas one has them."""
+    engine, processor = engine_for([5, 6, 8], tokens_per_step=1), OutputProcessor(TOKENIZER)
+    engine.tops = [9]
+    ids = [1, *TOKENIZER.ids("The", "Ġfox")]
+    request = engine.make_request("r", ids, SamplingParams(prompt_logprobs=1, max_tokens=3, n=n, output_kind=kind))
+    engine.add_request(request)
+    processor.add(request, "The fox")
+    outputs = []
+    while engine.has_work:
+        outputs += processor.process(engine.step())[0]
+    carriers = [o.prompt_logprobs for o in outputs if o.prompt_logprobs is not None]
+    assert len(carriers) == (1 if kind != "cumulative" else len(outputs))
+    for positions in [*carriers, joined(outputs).prompt_logprobs]:
+        assert positions[0] is None
+        assert [(p.token_id, p.token, p.text_offset) for p in positions[1:]] == [
+            (ids[1], "The", 0),
+            (ids[2], " fox", 3),
+        ]
+        assert all([t.token_id for t in p.top] == [9] for p in positions[1:])
+
+
+def test_prompt_logprobs_that_come_in_pieces_are_one_list_and_end_nothing() -> None:
+    """B39, at this level."""
+    processor, engine = OutputProcessor(TOKENIZER), engine_for([5])
+    processor.add(engine.make_request("r", [5, 6, 7, 8], SamplingParams(prompt_logprobs=0)))
+    entries = [TokenLogprobs(token, -1.0, 1, [], []) for token in (6, 7, 8)]
+    assert processor.process([RequestUpdate("r", [], prompt_logprobs=entries[:2])]) == ([], [])
+    (output,), _ = processor.process([RequestUpdate("r", [9], prompt_logprobs=entries[2:])])
+    assert [p and p.token_id for p in output.prompt_logprobs] == [None, 6, 7, 8] and not output.finished
+
+
+@pytest.mark.parametrize("kind", MODES)
+def test_scoring_a_prompt_generates_nothing(kind) -> None:
+    """B18."""
+    (output,) = run(engine_for([5]), kind, max_tokens=0, prompt_logprobs=0)
+    assert (output.text, output.token_ids, output.finish_reason) == ("", [], "length")
+    assert [p and p.token_id for p in output.prompt_logprobs] == [None, 6, 7]
+    assert output.metrics.num_output_tokens == 0
