@@ -351,4 +351,4 @@ _FIELDS: dict[str, Check] = {
 }
 _DEFAULTS = {f.name: f.default for f in msgspec.structs.fields(SamplingParams)}
 _NEVER_NONE = frozenset(name for name, default in _DEFAULTS.items() if default is not None) - {"max_tokens"}
-_NOT_WITH_BEAMS = ("top_k", "top_p", "min_p", "logprobs_mode", "structured_outputs")
+_NOT_WITH_BEAMS = ("top_k", "top_p", "min_p", "logprobs_mode", "logprob_token_ids", "structured_outputs")

@@ -108,6 +108,7 @@ def test_no_request_fans_out_to_a_million(options):
         ({"use_beam_search": True, "beam_width": 2, "temperature": 0.5}, "temperature"),
         ({"use_beam_search": True, "beam_width": 2, "top_p": 0.5}, "top_p"),
         ({"use_beam_search": True, "structured_outputs": StructuredOutputs(regex="a")}, "structured_outputs"),
+        ({"use_beam_search": True, "logprobs": 1, "logprob_token_ids": [1]}, "logprob_token_ids"),
     ],
     ids=str,
 )
