@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from server.errors import APIError, ClientGone
+from server.errors import APIError, ClientGone, shown
 
 MAX_BODY_BYTES = 32 << 20
 _UNION_TAGS = ("str", "list[str]")  # pydantic puts them into the place of a fault
@@ -63,9 +63,4 @@ def _message(fault: ErrorDetails) -> str:
         return f"{where} is missing"
     if fault["type"] in ("unsupported", "invalid"):  # ours: they name field and value themselves
         return fault["msg"]
-    return f"{where or 'the body'}: {fault['msg']}, not {_short(fault['input'])}"
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    return f"{where or 'the body'}: {fault['msg']}, not {shown(fault['input'])}"

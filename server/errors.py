@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import logging
+import reprlib
+from typing import Any
 
 import msgspec
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import Response
 
-from jaxpaged.errors import EngineDeadError, InvalidRequestError, RequestTooLargeError, UnsupportedError
+from jaxpaged.errors import (
+    EngineDeadError,
+    InvalidRequestError,
+    QueueFullError,
+    RequestTooLargeError,
+    UnsupportedError,
+)
 
 logger = logging.getLogger(__name__)
+RETRY_SECONDS = 1  # what a client is told when the queue is full
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 60
 
 
 class APIError(Exception):
@@ -38,6 +49,8 @@ def error_object(error: BaseException) -> tuple[int, dict[str, object]]:
         status = 400
     elif isinstance(error, EngineDeadError):
         status, code = 503, "engine_dead"
+    elif isinstance(error, QueueFullError):
+        status, code = 503, "queue_full"
     else:  # a bug of ours: its details are for the log only
         status, message = 500, "internal error"
     return status, {"error": {"message": message, "type": _type(status), "param": param, "code": code}}
@@ -51,7 +64,13 @@ def _type(status: int) -> str:
 def error_response(error: BaseException) -> Response:
     """The response to an exception."""
     status, body = error_object(error)
-    return Response(msgspec.json.encode(body), status, media_type="application/json")
+    headers = {"Retry-After": str(RETRY_SECONDS)} if isinstance(error, QueueFullError) else None
+    return Response(msgspec.json.encode(body), status, headers, media_type="application/json")
+
+
+def shown(value: Any) -> str:
+    """A value of the client's in a message: short, however large it is."""
+    return _SHORT.repr(value)
 
 
 def install_error_handlers(app: FastAPI) -> None:
@@ -74,7 +93,7 @@ def install_error_handlers(app: FastAPI) -> None:
     async def gone(_: Request, __: Exception) -> Response:
         return Response(status_code=499)  # nobody reads it; the access log does
 
-    for kind in (APIError, InvalidRequestError, UnsupportedError, EngineDeadError):
+    for kind in (APIError, InvalidRequestError, UnsupportedError, EngineDeadError, QueueFullError):
         app.add_exception_handler(kind, failed)
     app.add_exception_handler(HTTPException, http_error)
     app.add_exception_handler(ClientGone, gone)

@@ -9,14 +9,18 @@ import types
 import typing
 from typing import Any
 
-from jaxpaged.config import DTYPES, IMPLEMENTATIONS, EngineConfig, engine_config
+from jaxpaged.config import DTYPES, IMPLEMENTATIONS, POLICIES, EngineConfig, engine_config
 
 _CHOICES = {
     "dtype": ("auto", *DTYPES),
     "kv_cache_dtype": ("auto", *DTYPES),
     "load_format": ("auto", "dummy"),
     "attention_implementation": IMPLEMENTATIONS,
+    "logprobs_mode": ("raw", "processed"),
+    "scheduling_policy": POLICIES,
 }
+# Not flags: the model is an argument, functions exist only in Python.
+_NO_FLAG = ("model", "logits_processors", "scheduling_key")
 
 
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
@@ -24,7 +28,7 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("engine")
     types_of, helps = typing.get_type_hints(EngineConfig), _field_helps()
     for field in dataclasses.fields(EngineConfig):
-        if field.name == "model":
+        if field.name in _NO_FLAG:
             continue
         kind = _plain_type(types_of[field.name])
         flag, text = "--" + field.name.replace("_", "-"), helps[field.name].replace("%", "%%")

@@ -6,68 +6,63 @@ one that we know but have not built is accepted only with a value that asks for 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    WithJsonSchema,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
-MAX_PROMPTS = 1024
+from jaxpaged.core.sampling_params import (
+    MAX_BAD_WORDS,
+    MAX_LOGIT_BIAS,
+    MAX_LOGPROB_TOKEN_IDS,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+    LogprobsMode,
+)
+from server.errors import shown
+from server.refused import NOT_YET, NOT_YET_CHAT, NOT_YET_COMPLETION, first_refused
+from server.structured import StructuredFields
 
-# Field -> values that ask for nothing. None is always one.
-NOT_YET: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "best_of": (1,),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
-    "length_penalty": (1,),
-    "logit_bias": ({},),
-    "use_beam_search": (False,),
-    "allowed_token_ids": (),
-    "bad_words": ([],),
-    "logits_processors": ([],),
-    "prompt_logprobs": (),
-    "truncate_prompt_tokens": (),
-    "spaces_between_special_tokens": (True, False),
-    "structured_outputs": (),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "return_token_ids": (False,),
-    "priority": (0,),
-    "cache_salt": (),
-    "kv_transfer_params": (),
-    "vllm_xargs": ({},),
-    "service_tier": ("auto", "default"),
-}
-NOT_YET_COMPLETION: dict[str, tuple[Any, ...]] = {
-    **NOT_YET,
-    "echo": (False,),
-    "suffix": ("",),
-    "response_format": ({"type": "text"},),
-}
-NOT_YET_CHAT: dict[str, tuple[Any, ...]] = {
-    **NOT_YET,
-    "echo": (False,),
-    "add_special_tokens": (False,),  # the template writes them
-    "response_format": ({"type": "text"},),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "modalities": (["text"],),
-    "audio": (),
-    "prediction": (),
-    "reasoning_effort": (),
-    "verbosity": ("medium",),
-    "web_search_options": (),
-    "store": (False,),
-    "chat_template": (),  # a template is a program: only the model's own is run
-    "documents": ([],),
-    "mm_processor_kwargs": ({},),
-}
+MAX_PROMPTS = 1024
+MAX_MESSAGES = 16384
+MAX_ALLOWED_TOKEN_IDS = 1 << 18  # the largest vocabularies
+_INT32 = 2**31 - 1
+
+StopStrings = Annotated[list[str], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)]
+BadWords = Annotated[list[str], Field(max_length=MAX_BAD_WORDS, fail_fast=True)]
+StopIds = Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)]
+AllowedIds = Annotated[list[int], Field(max_length=MAX_ALLOWED_TOKEN_IDS, fail_fast=True)]
+LogprobIds = Annotated[list[int], Field(max_length=MAX_LOGPROB_TOKEN_IDS, fail_fast=True)]
+
+
+def _logit_bias(value: Any) -> Any:
+    """Token ids as numbers: keys of JSON are text. `SamplingParams` checks the values."""
+    if not isinstance(value, dict):
+        return value  # refused by its type
+    if len(value) > MAX_LOGIT_BIAS:
+        raise _invalid("logit_bias", f"logit_bias has {len(value)} entries, at most {MAX_LOGIT_BIAS}")
+    for key in value:
+        if not (key.isascii() and key.isdigit() and len(key) <= 10):
+            raise _invalid("logit_bias", f"logit_bias holds {key!r:.60}, which is not a token id")
+    biases = {int(key): bias for key, bias in value.items()}
+    if len(biases) < len(value):
+        raise _invalid("logit_bias", "logit_bias holds a token id twice")
+    return biases
+
+
+LogitBias = Annotated[
+    dict[int, float],
+    BeforeValidator(_logit_bias),
+    WithJsonSchema({"type": "object", "additionalProperties": {"type": "number"}}),
+]
 
 
 class StreamOptions(BaseModel):
@@ -80,7 +75,7 @@ class StreamOptions(BaseModel):
     include_obfuscation: bool | None = Field(None, description="Ignored: no chunk is ever padded.")
 
 
-class GenerationRequest(BaseModel):
+class GenerationRequest(StructuredFields):
     """What both endpoints take."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -95,12 +90,40 @@ class GenerationRequest(BaseModel):
     top_k: int | None = Field(None, description="Keep this many most likely tokens. Default 0: all.")
     min_p: float | None = Field(None, description="Drop tokens less likely than this share of the likeliest.")
     seed: int | None = Field(None, description="The same seed gives the same tokens.")
-    stop: str | list[str] | None = Field(None, description="Strings that end the text.")
-    stop_token_ids: list[int] | None = Field(None, description="Token ids that end the text.")
+    n: int | None = Field(None, description="Samples of each prompt. Default 1.")
+    best_of: int | None = Field(None, description="Draw this many, return the `n` likeliest. Not with `stream`.")
+    presence_penalty: float | None = Field(None, description="Against tokens that the output holds; -2 to 2.")
+    frequency_penalty: float | None = Field(None, description="The same, for each time it does; -2 to 2.")
+    repetition_penalty: float | None = Field(None, description="Against tokens of prompt and output; 1 is off.")
+    logit_bias: LogitBias | None = Field(None, description="Token id -> added to its logit, -100 to 100.")
+    allowed_token_ids: AllowedIds | None = Field(None, description="No other token is produced.")
+    bad_words: BadWords | None = Field(None, description="Texts that the output does not hold.")
+    stop: str | StopStrings | None = Field(None, description="Strings that end the text.")
+    stop_token_ids: StopIds | None = Field(None, description="Token ids that end the text.")
     include_stop_str_in_output: bool | None = Field(None, description="Leave the stop string in the text.")
     ignore_eos: bool | None = Field(None, description="Go on after the model's end-of-sequence tokens.")
     min_tokens: int | None = Field(None, description="Do not end before this many tokens.")
     skip_special_tokens: bool | None = Field(None, description="Leave control tokens out of the text. Default true.")
+    spaces_between_special_tokens: bool | None = Field(None, description="As the tokenizer writes them. Default true.")
+    truncate_prompt_tokens: int | None = Field(None, description="Keep the last tokens of the prompt; -1: what fits.")
+    timeout: float | None = Field(None, description="Seconds after which the request ends, with reason `abort`.")
+    prompt_logprobs: int | None = Field(None, description="Logprobs of the prompt, with this many likeliest tokens.")
+    logprob_token_ids: LogprobIds | None = Field(None, description="Logprobs of these tokens, not the likeliest.")
+    logprobs_mode: LogprobsMode | None = Field(None, description="`raw`: the model's; `processed`: as sampled from.")
+    logits_processors: dict[str, dict[str, Any]] | None = Field(
+        None, description="Name of a processor that the server has -> its arguments."
+    )
+    use_beam_search: bool | None = Field(None, description="Search the likeliest texts; `n` are returned.")
+    beam_width: int | None = Field(None, description="Beams. Default best_of or n.")
+    length_penalty: float | None = Field(None, description="Beams compare by logprob / length ** length_penalty.")
+    early_stopping: bool | Literal["never"] | None = Field(None, description="When a beam search ends.")
+    priority: int | None = Field(
+        None, ge=-_INT32 - 1, le=_INT32, description="Smaller goes first, with --scheduling-policy priority."
+    )
+    cache_salt: str | None = Field(
+        None, min_length=1, max_length=1024, description="Cached prefixes are shared only with the same salt."
+    )
+    return_token_ids: bool | None = Field(None, description="Give the token ids of prompt and output.")
     return_tokens_as_token_ids: bool | None = Field(None, description="Name tokens `token_id:123` in logprobs.")
     request_id: str | None = Field(None, max_length=256, description="Part of the response's id.")
     user: str | None = Field(None, description="Ignored.")
@@ -114,18 +137,22 @@ class GenerationRequest(BaseModel):
     def _refuse_what_is_not_built(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        for name in data.keys() & cls.not_yet.keys():
-            if not _asks_for_nothing(data[name], cls.not_yet[name]):
-                shown = repr(data[name])[:60]
-                raise PydanticCustomError(
-                    "unsupported", "{param}={shown} is not supported", {"param": name, "shown": shown}
-                )
-        return {name: value for name, value in data.items() if name not in cls.not_yet}
+        name = first_refused(data, cls.not_yet)
+        if name is not None:
+            context = {"param": name, "shown": shown(data[name])}
+            raise PydanticCustomError("unsupported", "{param}={shown} is not supported", context)
+        known = {name: value for name, value in data.items() if name in cls.model_fields}
+        for name in data:  # one fault is enough to be told of: there might be a million
+            if name not in known and name not in cls.not_yet:
+                raise _invalid(name, f"unknown field {name!r:.80}")
+        return known
 
     @model_validator(mode="after")
-    def _stream_options_need_a_stream(self) -> GenerationRequest:
+    def _some_need_a_stream_and_some_none(self) -> GenerationRequest:
         if self.stream_options is not None and not self.stream:
             raise _invalid("stream_options", "stream_options is only allowed with stream=true")
+        if self.prompt_logprobs is not None and self.stream:
+            raise _invalid("prompt_logprobs", "prompt_logprobs cannot be streamed")
         return self
 
 
@@ -134,26 +161,27 @@ def _prompts(value: Any) -> list[str] | list[list[int]]:
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list) or not value:
-        what = "empty" if value in ([], None) else f"{type(value).__name__} {value!r}"[:60]
+        what = "empty" if value in ([], None) else f"{type(value).__name__} {shown(value)}"
         raise _invalid("prompt", f"prompt must be text, token ids, or a list of these, not {what}")
-    if not any(isinstance(item, (str, list)) for item in value):
+    kinds = set(map(type, value))
+    if not kinds & {str, list}:
         return [_token_ids(value, "prompt")]
     if len(value) > MAX_PROMPTS:
         raise _invalid("prompt", f"prompt holds {len(value)} prompts, at most {MAX_PROMPTS}")
-    if all(isinstance(item, str) for item in value):
+    if kinds == {str}:
         return value
     for i, item in enumerate(value):
         if not isinstance(item, list):
-            raise _invalid("prompt", f"prompt[{i}]={item!r:.40} is not a list of token ids as others are")
+            raise _invalid("prompt", f"prompt[{i}]={shown(item)} is not a list of token ids as others are")
     return [_token_ids(item, f"prompt[{i}]") for i, item in enumerate(value)]
 
 
 def _token_ids(value: list[Any], where: str) -> list[int]:
-    for i, item in enumerate(value):
-        if type(item) is not int:
-            raise _invalid("prompt", f"{where}[{i}]={item!r:.40} is not a token id")
     if not value:
         raise _invalid("prompt", f"{where} is empty: it needs at least one token")
+    if set(map(type, value)) != {int}:
+        i, item = next((i, item) for i, item in enumerate(value) if type(item) is not int)
+        raise _invalid("prompt", f"{where}[{i}]={shown(item)} is not a token id")
     return value
 
 
@@ -173,9 +201,10 @@ class CompletionRequest(GenerationRequest):
 
     not_yet = NOT_YET_COMPLETION
 
-    prompt: Annotated[list[str] | list[list[int]], BeforeValidator(_prompts), WithJsonSchema(_PROMPT_SCHEMA)] = Field(
+    prompt: Annotated[list[str] | list[list[int]], PlainValidator(_prompts), WithJsonSchema(_PROMPT_SCHEMA)] = Field(
         description="Text, token ids, or a list of either."
     )
+    echo: bool | None = Field(None, description="Begin the text with the prompt; logprobs then cover it too.")
     logprobs: int | None = Field(None, description="Logprobs of each token and of this many most likely ones.")
     add_special_tokens: bool | None = Field(None, description="Let the tokenizer add BOS to a text. Default true.")
 
@@ -185,7 +214,10 @@ class ChatCompletionRequest(GenerationRequest):
 
     not_yet = NOT_YET_CHAT
 
-    messages: list[Any] = Field(description="The conversation: objects with `role` and `content`.")
+    messages: list[Any] = Field(
+        max_length=MAX_MESSAGES, description="The conversation: objects with `role` and `content`."
+    )
+    echo: bool | None = Field(None, description="Begin the answer with the last message, if it is the assistant's.")
     max_completion_tokens: int | None = Field(None, description="Most tokens to generate.")
     logprobs: bool | None = Field(None, description="Logprobs of each token.")
     top_logprobs: int | None = Field(None, description="And of this many most likely ones.")
@@ -203,11 +235,6 @@ class ChatCompletionRequest(GenerationRequest):
         return self
 
 
-def _asks_for_nothing(value: Any, neutral: tuple[Any, ...]) -> bool:
-    """Equality that tells true from 1."""
-    return value is None or any(value == n and isinstance(value, bool) == isinstance(n, bool) for n in neutral)
-
-
 def _invalid(param: str, message: str) -> PydanticCustomError:
     # The message goes in as a value: it may hold braces of the user's.
     return PydanticCustomError("invalid", "{message}", {"param": param, "message": message})
@@ -222,7 +249,8 @@ def body_schema(model: type[BaseModel]) -> dict[str, Any]:
         if isinstance(node, dict):
             if "$ref" in node:
                 return inlined(definitions[node["$ref"].rpartition("/")[2]])
-            return {key: inlined(value) for key, value in node.items()}
+            # A discriminator speaks of definitions too, and says nothing that the alternatives do not.
+            return {key: inlined(value) for key, value in node.items() if key != "discriminator"}
         return [inlined(item) for item in node] if isinstance(node, list) else node
 
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": inlined(schema)}}}}

@@ -10,10 +10,11 @@ from typing import Any
 from fastapi import Request
 
 from jaxpaged import __version__
-from jaxpaged.engine.async_llm import AsyncLLM
-from jaxpaged.errors import EngineDeadError
-from server.convert import LogprobFormat
+from jaxpaged.core.sampling_params import SamplingParams
+from jaxpaged.engine.async_llm import AsyncLLM, PreparedRequest
+from jaxpaged.errors import EngineDeadError, InvalidRequestError, RequestTooLargeError
 from server.errors import APIError
+from server.logprobs import LogprobFormat
 from server.protocol import GenerationRequest
 
 
@@ -50,10 +51,40 @@ class Serving:
             "system_fingerprint": f"jaxpaged-{__version__}",
         }
 
+    async def prepare(
+        self,
+        body: GenerationRequest,
+        prompt: str | list[int],
+        params: SamplingParams,
+        request_id: str,
+        *,
+        add_special_tokens: bool = True,
+    ) -> PreparedRequest:
+        """Checks one prompt of a request."""
+        config = self.llm.config
+        if body.priority and config.scheduling_policy != "priority" and config.scheduling_key is None:
+            raise InvalidRequestError(
+                f"priority={body.priority} needs a server with --scheduling-policy priority", param="priority"
+            )
+        too_long = config.max_model_len is not None and len(prompt) >= config.max_model_len
+        if too_long and not isinstance(prompt, str) and params.truncate_prompt_tokens is None:
+            # Before a million ids are looked at one by one.
+            raise RequestTooLargeError(
+                f"the prompt has {len(prompt)} tokens, but the context holds {config.max_model_len}", param="prompt"
+            )
+        return await self.llm.prepare(
+            prompt,
+            params,
+            request_id,
+            add_special_tokens=add_special_tokens,
+            cache_salt=body.cache_salt,
+            priority=body.priority or 0,
+        )
+
     def logprob_format(self, body: GenerationRequest) -> LogprobFormat:
         """How this request wants its logprobs."""
         hidden = frozenset() if body.skip_special_tokens is False else self.llm.tokenizer.special_ids
-        return LogprobFormat(as_ids=bool(body.return_tokens_as_token_ids), hidden_ids=hidden)
+        return LogprobFormat(self.llm.tokenizer, as_ids=bool(body.return_tokens_as_token_ids), hidden_ids=hidden)
 
 
 def serving(http: Request) -> Serving:

@@ -13,9 +13,9 @@ from fastapi.responses import Response
 
 from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.engine.async_llm import PreparedRequest
-from jaxpaged.engine.output import CompletionOutput
 from server.body import read_body
-from server.convert import LogprobFormat, Usage, completion_params, total_usage
+from server.completion_choices import CompletionChoices
+from server.convert import Usage, named_as_sent, sampling_params, total_usage
 from server.protocol import CompletionRequest, body_schema
 from server.serving import Serving, serving
 from server.stream import DONE, event, event_stream, finals, merged, unless_gone
@@ -29,17 +29,19 @@ async def create_completion(http: Request) -> Response:
     body = await read_body(http, CompletionRequest)
     state = serving(http)
     state.check(body.model)
-    params = completion_params(body)
     head = state.head(http, body, "cmpl", "text_completion")
-    prepared = await unless_gone(http, _prepare(state, body, params, head["id"]))
+    with named_as_sent(body):
+        params = sampling_params(body)
+        prepared = await unless_gone(http, _prepare(state, body, params, head["id"]))
     form = state.logprob_format(body)
-    if body.stream:
-        return await event_stream(http, _events(state, body, params, prepared, head, form))
-    streams = [state.llm.stream(p) for p in prepared]
-    outputs = await unless_gone(http, finals(streams))
-    choices = [
-        _choice(i, output.outputs[0], params, form, len(output.outputs[0].text)) for i, output in enumerate(outputs)
+    makers = [
+        CompletionChoices(p, body, form, state.llm.tokenizer, first_index=i * params.n) for i, p in enumerate(prepared)
     ]
+    streams = [state.llm.stream(p) for p in prepared]
+    if body.stream:
+        return await event_stream(http, _events(body, merged(streams), makers, head))
+    outputs = await unless_gone(http, finals(streams))
+    choices = [choice for maker, output in zip(makers, outputs, strict=True) for choice in maker.of(output)]
     answer = {**head, "choices": choices, "usage": total_usage(outputs).to_json()}
     return Response(msgspec.json.encode(answer), media_type="application/json")
 
@@ -49,45 +51,26 @@ async def _prepare(
 ) -> list[PreparedRequest]:
     """All prompts checked before any is started."""
     special = body.add_special_tokens is not False
-    prepared = [state.llm.prepare(prompt, params, request_id, add_special_tokens=special) for prompt in body.prompt]
+    prepared = [state.prepare(body, p, params, request_id, add_special_tokens=special) for p in body.prompt]
     return await asyncio.gather(*prepared)
 
 
 async def _events(
-    state: Serving,
     body: CompletionRequest,
-    params: SamplingParams,
-    prepared: list[PreparedRequest],
+    merged_outputs: AsyncGenerator[tuple[int, Any], None],
+    makers: list[CompletionChoices],
     head: dict[str, Any],
-    form: LogprobFormat,
 ) -> AsyncGenerator[bytes, None]:
+    """A chunk for each choice that has moved, one with the usage if wanted."""
     options = body.stream_options
     with_usage = bool(options and options.include_usage)
     continuous = bool(options and options.continuous_usage_stats)
     usage = Usage()
-    streams = [state.llm.stream(p) for p in prepared]
-    async with aclosing(merged(streams)) as outputs:
+    async with aclosing(merged_outputs) as outputs:
         async for index, output in outputs:
             usage.add(index, output)
-            chunk = {**head, "choices": [_choice(index, output.outputs[0], params, form, None)]}
-            if with_usage or continuous:
-                chunk["usage"] = usage.to_json() if continuous else None
-            yield event(chunk)
+            extra = {"usage": usage.to_json() if continuous else None} if with_usage or continuous else {}
+            yield b"".join(event({**head, "choices": [choice], **extra}) for choice in makers[index].of(output))
     if with_usage:
         yield event({**head, "choices": [], "usage": usage.to_json()})
     yield DONE
-
-
-def _choice(
-    index: int, completion: CompletionOutput, params: SamplingParams, form: LogprobFormat, num_chars: int | None
-) -> dict[str, Any]:
-    logprobs = None
-    if completion.logprobs is not None:
-        logprobs = form.completion(completion.logprobs, num_chars, with_top=bool(params.logprobs))
-    return {
-        "index": index,
-        "text": completion.text,
-        "logprobs": logprobs,
-        "finish_reason": completion.finish_reason,
-        "stop_reason": completion.stop_reason,
-    }

@@ -132,7 +132,7 @@ def test_mistakes_are_one_line(arguments, capsys) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["serve", "demo", "--swap-space", "4"], ["serve"], [], ["serve", "x", "--max-model", "64"]]
+    "arguments", [["serve", "demo", "--no-such-flag", "4"], ["serve"], [], ["serve", "x", "--max-model", "64"]]
 )
 def test_unknown_flags_are_refused(arguments, capsys) -> None:
     with pytest.raises(SystemExit) as error:
@@ -146,18 +146,21 @@ def test_every_engine_option_is_a_flag_with_help(command, capsys) -> None:
         main([command, "--help"])
     text = capsys.readouterr().out
     for field in dataclasses.fields(EngineConfig):
-        if field.name != "model":
+        if field.name not in ("model", "logits_processors", "scheduling_key"):
             assert f"--{field.name.replace('_', '-')}" in text
 
 
 def test_flags_become_the_config() -> None:
     arguments = build_parser().parse_args(
         ["serve", "m", "--max-model-len", "64", "--no-enable-prefix-caching", "--dtype", "float32", "--seed", "3",
-         "--gpu-memory-utilization", "0.5", "--attention-implementation", "xla", "--strict"]
+         "--gpu-memory-utilization", "0.5", "--attention-implementation", "xla", "--strict", "--swap-space", "1.5",
+         "--scheduling-policy", "priority", "--ageing", "2", "--max-logprobs", "-1", "--logprobs-mode", "processed",
+         "--max-num-queued-requests", "7"]
     )  # fmt: skip
     assert engine_config_of(arguments, max_num_seqs=4, seed=9) == EngineConfig(
         model="m", max_model_len=64, enable_prefix_caching=False, dtype="float32", seed=3, gpu_memory_utilization=0.5,
-        attention_implementation="xla", strict=True, max_num_seqs=4,
+        attention_implementation="xla", strict=True, max_num_seqs=4, swap_space=1.5, scheduling_policy="priority",
+        ageing=2.0, max_logprobs=-1, logprobs_mode="processed", max_num_queued_requests=7,
     )  # fmt: skip
     assert arguments.host == "127.0.0.1"
 

@@ -1,0 +1,79 @@
+"""The choices of a chat completion as JSON, whole or piece by piece."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from jaxpaged.engine.output import CompletionOutput, RequestOutput
+from server.logprobs import LogprobFormat
+from server.protocol import ChatCompletionRequest
+
+
+class ChatChoices:
+    """Those of one conversation."""
+
+    def __init__(self, body: ChatCompletionRequest, form: LogprobFormat):
+        self._body, self._form = body, form
+        self._echo = _own_last_text(body.messages) if body.echo else ""
+        self._begun: set[int] = set()
+
+    def whole(self, output: RequestOutput) -> list[dict[str, Any]]:
+        """All choices, once they have ended."""
+        return [
+            {
+                "index": completion.index,
+                "message": {"role": "assistant", "content": self._echo + completion.text, "refusal": None},
+                "logprobs": self._logprobs(completion),
+                "finish_reason": completion.finish_reason,
+                "stop_reason": completion.stop_reason,
+                **self._token_ids(completion),
+            }
+            for completion in output.outputs
+        ]
+
+    def pieces(self, output: RequestOutput) -> Iterator[dict[str, Any]]:
+        """What a delta adds, a piece a chunk: for each choice first its role, then text, at last why it ended."""
+        for completion in output.outputs:
+            if completion.index not in self._begun:
+                self._begun.add(completion.index)
+                yield self._piece(completion.index, {"role": "assistant", "content": ""})
+                if self._echo:
+                    yield self._piece(completion.index, {"content": self._echo})
+            ended = completion.finish_reason is not None
+            if completion.text or completion.logprobs or (self._body.return_token_ids and completion.token_ids):
+                piece = self._piece(completion.index, {"content": completion.text})
+                yield {**piece, "logprobs": self._logprobs(completion), **self._token_ids(completion)}
+            if ended:
+                end = {"finish_reason": completion.finish_reason, "stop_reason": completion.stop_reason}
+                yield {**self._piece(completion.index, {}), **end}
+
+    def of_prompt(self, output: RequestOutput) -> dict[str, Any]:
+        """What is said of the prompt, beside the choices."""
+        said: dict[str, Any] = {}
+        if self._body.prompt_logprobs is not None:
+            said["prompt_logprobs"] = self._form.prompt(output.prompt_logprobs or [], self._body.prompt_logprobs)
+        if self._body.return_token_ids:
+            said["prompt_token_ids"] = output.prompt_token_ids
+        return said
+
+    @staticmethod
+    def _piece(index: int, delta: dict[str, Any]) -> dict[str, Any]:
+        return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+    def _logprobs(self, completion: CompletionOutput) -> dict[str, Any] | None:
+        if completion.logprobs is None:
+            return None
+        return self._form.chat(completion.logprobs, last_is_hidden=completion.last_token_hidden)
+
+    def _token_ids(self, completion: CompletionOutput) -> dict[str, Any]:
+        return {"token_ids": completion.token_ids} if self._body.return_token_ids else {}
+
+
+def _own_last_text(messages: list[Any]) -> str:
+    """The text of the last message if it is the assistant's, which the answer goes on with. Messages are checked."""
+    last = messages[-1]
+    if last["role"] != "assistant":
+        return ""
+    content = last.get("content") or ""
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)

@@ -1,0 +1,104 @@
+"""What a body says about the form of the text, in OpenAI's words and in both of vLLM's."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from jaxpaged.core.sampling_params import StructuredOutputs
+from jaxpaged.errors import InvalidRequestError
+
+Choices = Annotated[list[str], Field(max_length=4096, fail_fast=True)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class JsonSchema(_Strict):
+    """The `json_schema` of a `response_format`."""
+
+    name: str = Field(max_length=256, description="Ignored.")
+    description: str | None = Field(None, description="Ignored.")
+    schema_: dict[str, Any] = Field(alias="schema", description="What the text must match.")
+    strict: bool | None = Field(None, description="Ignored: the schema is always followed.")
+
+
+class TextFormat(_Strict):
+    """Any text."""
+
+    type: Literal["text"]
+
+
+class JsonObjectFormat(_Strict):
+    """Any JSON object."""
+
+    type: Literal["json_object"]
+
+
+class JsonSchemaFormat(_Strict):
+    """JSON that matches a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
+
+
+class StructuredOutputsBody(_Strict):
+    """vLLM's `structured_outputs`: exactly one of these."""
+
+    json_: str | dict[str, Any] | None = Field(None, alias="json", description="A JSON schema.")
+    regex: str | None = Field(None, description="A regular expression.")
+    choice: Choices | None = Field(None, description="One of these texts.")
+    grammar: str | None = Field(None, description="A context-free grammar.")
+    json_object: bool | None = Field(None, description="Any JSON object.")
+
+
+class StructuredFields(BaseModel):
+    """The fields of a body that say it."""
+
+    response_format: ResponseFormat | None = Field(None, description="Text, any JSON object, or a JSON schema.")
+    structured_outputs: StructuredOutputsBody | None = None
+    guided_json: str | dict[str, Any] | None = Field(None, description="As structured_outputs.json.")
+    guided_regex: str | None = Field(None, description="As structured_outputs.regex.")
+    guided_choice: Choices | None = Field(None, description="As structured_outputs.choice.")
+    guided_grammar: str | None = Field(None, description="As structured_outputs.grammar.")
+    guided_json_object: bool | None = Field(None, description="As structured_outputs.json_object.")
+
+
+def structured_outputs(body: StructuredFields) -> StructuredOutputs | None:
+    """What form the text must have; None if it is free.
+
+    Raises:
+      InvalidRequestError: two fields say it, or one says it in no way or in two.
+    """
+    asked = _asked(body)
+    if len(asked) > 1:
+        first, second, *_ = asked
+        raise InvalidRequestError(f"{second} contradicts {first}: the text can have one form", param=second)
+    return StructuredOutputs(**next(iter(asked.values()))) if asked else None
+
+
+def structured_field(body: StructuredFields) -> str | None:
+    """The name of the field that says what form the text must have."""
+    return next(iter(_asked(body)), None)
+
+
+def _asked(body: StructuredFields) -> dict[str, dict[str, Any]]:
+    """Arguments of StructuredOutputs, by the field that gives them."""
+    asked: dict[str, dict[str, Any]] = {}
+    match body.response_format:
+        case JsonObjectFormat():
+            asked["response_format"] = {"json_object": True}
+        case JsonSchemaFormat(json_schema=wrapper):
+            asked["response_format"] = {"json": wrapper.schema_}
+    if body.structured_outputs is not None:
+        asked["structured_outputs"] = body.structured_outputs.model_dump(by_alias=True, exclude_none=True)
+    for kind in ("json", "regex", "choice", "grammar", "json_object"):
+        value = getattr(body, f"guided_{kind}")
+        if value is not None and value is not False:
+            asked[f"guided_{kind}"] = {kind: value}
+    return asked
