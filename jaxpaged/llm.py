@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import msgspec
@@ -20,7 +21,11 @@ from jaxpaged.engine.output import RequestOutput
 from jaxpaged.engine.output_processor import OutputProcessor
 from jaxpaged.errors import InvalidRequestError
 from jaxpaged.progress import ProgressBars
+from jaxpaged.text.bad_words import bad_word_ids
 from jaxpaged.text.chat import render_chat
+
+if TYPE_CHECKING:
+    from jaxpaged.text.grammar import GrammarCompiler
 
 Prompt = str | Sequence[int] | np.ndarray | jax.Array
 Message = Mapping[str, Any]
@@ -72,9 +77,16 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        cache_salt: str | Sequence[str | None] | None = None,
+        priority: int | Sequence[int] = 0,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """Continues the prompts and returns one output each, in order.
+
+        Args:
+          prompts, sampling_params: as for the function `generate`.
+          cache_salt: shares cached prefixes only with prompts of the same salt; one, or one a prompt.
+          priority: smaller goes first, under the "priority" policy; one, or one a prompt.
 
         Raises:
           InvalidRequestError: a prompt or its parameters are wrong; nothing has been started then.
@@ -83,13 +95,15 @@ class LLM:
         params = _as_params(sampling_params, len(batch))
         texts = [prompt if isinstance(prompt, str) else None for prompt in batch]
         ids = [self.tokenizer.encode(p) if isinstance(p, str) else _as_ids(p) for p in batch]
-        return self._run(ids, texts, params, use_tqdm)
+        return self._run(ids, texts, params, cache_salt, priority, use_tqdm)
 
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        cache_salt: str | Sequence[str | None] | None = None,
+        priority: int | Sequence[int] = 0,
         use_tqdm: bool = True,
         **template_options: Any,
     ) -> list[RequestOutput]:
@@ -97,6 +111,7 @@ class LLM:
 
         Args:
           messages: dicts with `role` and `content`; or a list of such conversations.
+          cache_salt, priority: as for `generate`.
           template_options: passed on to `render_chat`.
         """
         if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)):
@@ -104,16 +119,50 @@ class LLM:
         single = len(messages) > 0 and isinstance(messages[0], Mapping)
         conversations: Sequence[Any] = [messages] if single else messages
         ids = [render_chat(self.tokenizer, conversation, **template_options) for conversation in conversations]
-        return self._run(ids, [None] * len(ids), _as_params(sampling_params, len(ids)), use_tqdm)
+        params = _as_params(sampling_params, len(ids))
+        return self._run(ids, [None] * len(ids), params, cache_salt, priority, use_tqdm)
+
+    def update_params(self, params: Any) -> None:
+        """Takes other weights without copying or compiling anything; see `Engine.update_params`."""
+        with self._lock:
+            self.engine.update_params(params)
+
+    def reset_prefix_cache(self) -> None:
+        """Forgets every cached prefix."""
+        with self._lock:
+            self.engine.reset_prefix_cache()
 
     def _run(
-        self, ids: list[list[int]], texts: list[str | None], params: list[SamplingParams], use_tqdm: bool
+        self,
+        ids: list[list[int]],
+        texts: list[str | None],
+        params: list[SamplingParams],
+        cache_salt: str | Sequence[str | None] | None,
+        priority: int | Sequence[int],
+        use_tqdm: bool,
     ) -> list[RequestOutput]:
-        requests = [
-            self.engine.make_request(f"{next(self._ids)}", prompt, p) for prompt, p in zip(ids, params, strict=True)
-        ]
+        salts, priorities = _each("cache_salt", cache_salt, len(ids)), _each("priority", priority, len(ids))
+        requests = list(map(self._make_request, ids, params, salts, priorities))
         with self._lock:
             return self._drive(requests, texts, use_tqdm)
+
+    def _make_request(self, ids: list[int], params: SamplingParams, cache_salt: str | None, priority: int) -> Request:
+        wanted = params.structured_outputs
+        return self.engine.make_request(
+            f"{next(self._ids)}",
+            ids,
+            params,
+            cache_salt=cache_salt,
+            priority=priority,
+            bad_word_ids=bad_word_ids(self.tokenizer, params.bad_words),
+            grammar=self._grammars.compile(wanted) if wanted is not None else None,
+        )
+
+    @functools.cached_property
+    def _grammars(self) -> GrammarCompiler:
+        from jaxpaged.text.grammar import GrammarCompiler
+
+        return GrammarCompiler(self.tokenizer, self.engine.vocab_size, self.engine.eos_token_ids)
 
     def _drive(self, requests: list[Request], texts: list[str | None], use_tqdm: bool) -> list[RequestOutput]:
         processor = OutputProcessor(self.tokenizer)
@@ -175,3 +224,12 @@ def _as_params(params: SamplingParams | Sequence[SamplingParams] | None, count: 
     if len(params) != count:
         raise InvalidRequestError(f"{len(params)} sampling_params for {count} prompts", param="sampling_params")
     return [msgspec.structs.replace(p, output_kind="final") for p in params]
+
+
+def _each(name: str, value: Any, count: int) -> list[Any]:
+    """One value a prompt, from one for all or a list of them."""
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        return [value] * count
+    if len(value) != count:
+        raise InvalidRequestError(f"{len(value)} values of {name} for {count} prompts", param=name)
+    return list(value)

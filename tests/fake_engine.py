@@ -11,7 +11,7 @@ from jaxpaged.config import EngineConfig
 from jaxpaged.core.request import Grammar, Request
 from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.core.step import RequestUpdate, TokenLogprobs
-from jaxpaged.engine.checks import check_scheduling, checked_params, checked_prompt
+from jaxpaged.engine.checks import check_params, check_scheduling, checked_prompt
 from jaxpaged.errors import QueueFullError, RequestTooLargeError
 
 Script = Sequence[int] | Callable[[Request], Sequence[int]]
@@ -83,7 +83,7 @@ class FakeEngine:
     ) -> Request:
         assert self.config.max_model_len is not None
         check_scheduling(priority, cache_salt)
-        params = checked_params(params, self.config, self.vocab_size, bad_word_ids)
+        check_params(params, self.config, self.vocab_size, bad_word_ids)
         return Request(
             request_id,
             checked_prompt(prompt_token_ids, params, self.config, self.vocab_size),

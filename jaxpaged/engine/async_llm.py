@@ -26,9 +26,11 @@ from jaxpaged.core.step import RequestUpdate
 from jaxpaged.engine.output import RequestOutput
 from jaxpaged.engine.output_processor import OutputProcessor
 from jaxpaged.errors import EngineDeadError
+from jaxpaged.text.bad_words import bad_word_ids
 from jaxpaged.text.chat import render_chat
 
 if TYPE_CHECKING:
+    from jaxpaged.text.grammar import GrammarCompiler
     from jaxpaged.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -104,6 +106,7 @@ class AsyncLLM:
         self._closing = False
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._text_pool = ThreadPoolExecutor(1, thread_name_prefix="jaxpaged-text")
+        self._grammar_pool = ThreadPoolExecutor(2, thread_name_prefix="jaxpaged-grammar")  # slow ones delay no text
         self._thread = threading.Thread(target=self._run, name="jaxpaged-engine", daemon=True)
         self._thread.start()
 
@@ -167,13 +170,25 @@ class AsyncLLM:
         external_id = request_id if request_id is not None else f"request-{number}"
         internal_id = f"{external_id}#{number}"  # a client's id may come twice, or again while its abort is under way
 
+        wanted = params.structured_outputs
+        grammar = None
+        if wanted is not None:
+            grammar = await self._off_loop(self._grammar_pool, lambda: self._grammars.compile(wanted))
+
         def make() -> Request:
             ids = self._encode(prompt, params, add_special_tokens) if isinstance(prompt, str) else prompt
             return self._engine.make_request(
-                internal_id, ids, params, cache_salt=cache_salt, priority=priority, arrival_time=arrival_time
+                internal_id,
+                ids,
+                params,
+                cache_salt=cache_salt,
+                priority=priority,
+                bad_word_ids=bad_word_ids(self.tokenizer, params.bad_words),
+                grammar=grammar,
+                arrival_time=arrival_time,
             )
 
-        request = await self._off_loop(make)
+        request = await self._off_loop(self._text_pool, make)
         return PreparedRequest(request, external_id, prompt if isinstance(prompt, str) else None)
 
     def _encode(self, prompt: str, params: SamplingParams, add_special_tokens: bool) -> list[int]:
@@ -184,7 +199,15 @@ class AsyncLLM:
     async def render_chat(self, messages: Sequence[Any], /, **options: Any) -> list[int]:
         """`text.chat.render_chat` off the event loop."""
         limit = self._max_model_len
-        return await self._off_loop(lambda: render_chat(self.tokenizer, messages, max_tokens=limit, **options))
+        return await self._off_loop(
+            self._text_pool, lambda: render_chat(self.tokenizer, messages, max_tokens=limit, **options)
+        )
+
+    @functools.cached_property
+    def _grammars(self) -> GrammarCompiler:
+        from jaxpaged.text.grammar import GrammarCompiler
+
+        return GrammarCompiler(self.tokenizer, self._engine.vocab_size, self._engine.eos_token_ids)
 
     @property
     def _max_model_len(self) -> int:
@@ -238,14 +261,15 @@ class AsyncLLM:
         self._inbox.put(None)
         if threading.current_thread() is not self._thread:
             self._thread.join()
-        self._text_pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._text_pool, self._grammar_pool):
+            pool.shutdown(wait=False, cancel_futures=True)
         self._fail_all(EngineDeadError("the engine was shut down"))
 
     # Below, in the event loop's thread.
 
-    async def _off_loop(self, work: Callable[[], T]) -> T:
+    async def _off_loop(self, pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._text_pool, work)
+            return await asyncio.get_running_loop().run_in_executor(pool, work)
         except RuntimeError as e:
             if self._closing:
                 raise self._dead_error() from e

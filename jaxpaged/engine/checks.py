@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from numbers import Integral
 
-import msgspec
-
 from jaxpaged.config import EngineConfig
 from jaxpaged.core.sampling_params import ALL_LOGPROBS, SamplingParams
 from jaxpaged.errors import InvalidRequestError, RequestTooLargeError
@@ -54,37 +52,23 @@ def check_token_ids(token_ids: Sequence[int], vocab_size: int) -> None:
             )
 
 
-def checked_params(
+def check_params(
     params: SamplingParams, config: EngineConfig, vocab_size: int, bad_word_ids: Sequence[Sequence[int]] = ()
-) -> SamplingParams:
-    """The parameters, with what they leave to the engine filled in.
-
-    Raises:
-      InvalidRequestError: one of them is out of this engine's range; it is named.
-    """
+) -> None:
+    """Raises InvalidRequestError naming a parameter that is out of this engine's range."""
     _check_ids("stop_token_ids", params.stop_token_ids or (), vocab_size)
     _check_ids("logit_bias", params.logit_bias or (), vocab_size)
     _check_ids("allowed_token_ids", params.allowed_token_ids or (), vocab_size)
     _check_ids("logprob_token_ids", params.logprob_token_ids or (), vocab_size)
     for sequence in bad_word_ids:
         _check_ids("bad_words", sequence, vocab_size)
-    most = vocab_size if config.max_logprobs == ALL_LOGPROBS else config.max_logprobs
     for name in ("logprobs", "prompt_logprobs"):
-        asked = getattr(params, name)
-        if asked is None or (asked == ALL_LOGPROBS == config.max_logprobs):
-            continue
-        if not 0 <= asked <= most:
-            raise InvalidRequestError(f"{name}={asked} exceeds max_logprobs={most}", param=name)
-    if params.use_beam_search and 2 * params.num_beams > most:
+        _check_logprobs(name, getattr(params, name), config.max_logprobs, vocab_size)
+    if params.use_beam_search and 2 * params.num_beams > vocab_size:
         raise InvalidRequestError(
-            f"beam_width={params.num_beams} needs {2 * params.num_beams} candidates a step, more than "
-            f"max_logprobs={most}",
+            f"beam_width={params.num_beams} needs twice as many candidates, more than the vocabulary of {vocab_size}",
             param="beam_width",
         )
-    _check_processors(params, config)
-    if config.logprobs_mode != "raw" and params.logprobs_mode is None and not params.use_beam_search:
-        return msgspec.structs.replace(params, logprobs_mode=config.logprobs_mode)
-    return params
 
 
 def check_scheduling(priority: int, cache_salt: str | None) -> None:
@@ -101,11 +85,13 @@ def _check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:
             raise InvalidRequestError(f"{name} holds {token}, outside the vocabulary of {vocab_size}", param=name)
 
 
-def _check_processors(params: SamplingParams, config: EngineConfig) -> None:
-    known = [processor.name for processor in config.logits_processors]
-    for name in params.logits_processors or ():
-        if name not in known:
-            raise InvalidRequestError(
-                f"logits_processors names {name!r:.80}, which this engine does not have; it has {known}",
-                param="logits_processors",
-            )
+def _check_logprobs(name: str, asked: int | None, max_logprobs: int, vocab_size: int) -> None:
+    if asked is None or asked == max_logprobs == ALL_LOGPROBS:
+        return
+    if asked == ALL_LOGPROBS:
+        raise InvalidRequestError(
+            f"{name}=-1, all of the vocabulary, exceeds max_logprobs={max_logprobs} of this engine", param=name
+        )
+    most = vocab_size if max_logprobs == ALL_LOGPROBS else max_logprobs
+    if asked > most:
+        raise InvalidRequestError(f"{name}={asked} exceeds max_logprobs={most}", param=name)

@@ -4,21 +4,40 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
 
 from jaxpaged.config import EngineConfig
-from jaxpaged.core.request import Grammar, Request
-from jaxpaged.core.sampling_params import NotYetSupported, SamplingParams
+from jaxpaged.core.request import Grammar, Request, Status
+from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.core.scheduler import Scheduler
 from jaxpaged.core.step import RequestUpdate
 from jaxpaged.device.runner import Launched, Runner
-from jaxpaged.engine.checks import check_scheduling, checked_params, checked_prompt
+from jaxpaged.engine.checks import check_params, check_scheduling, checked_prompt
+from jaxpaged.errors import CheckpointError
 
-_DEFAULTS = SamplingParams()
-_NOT_BUILT = (
-    "n", "best_of", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "allowed_token_ids",
-    "bad_words", "timeout", "prompt_logprobs", "logprob_token_ids", "logprobs_mode", "structured_outputs",
-    "logits_processors", "use_beam_search", "spaces_between_special_tokens", "truncate_prompt_tokens",
-)  # fmt: skip
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """What an engine has done and does.
+
+    Attributes:
+      num_running, num_waiting: samples that have a slot, and that wait for one.
+      num_preemptions: how often one lost its blocks, ever.
+      prefix_cache_queries, prefix_cache_hits: prompt tokens looked up and found, ever; each request counts once.
+      num_used_blocks, num_blocks: blocks that live requests hold, and all.
+    """
+
+    num_running: int
+    num_waiting: int
+    num_preemptions: int
+    prefix_cache_queries: int
+    prefix_cache_hits: int
+    num_used_blocks: int
+    num_blocks: int
 
 
 class Engine:
@@ -51,13 +70,27 @@ class Engine:
 
     @property
     def num_programs(self) -> int:
-        """Compiled step programs."""
-        return len(self.runner.programs)
+        """Compiled programs."""
+        return self.runner.num_programs
 
     @property
     def num_compilations(self) -> int:
         """Compilations since warm-up; stays 0."""
         return self.runner.recompilations
+
+    @property
+    def stats(self) -> EngineStats:
+        """Counts as of now."""
+        scheduler, pool = self.scheduler, self.scheduler.block_manager
+        return EngineStats(
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting,
+            num_preemptions=scheduler.num_preemptions,
+            prefix_cache_queries=scheduler.prefix_cache_queries,
+            prefix_cache_hits=scheduler.prefix_cache_hits,
+            num_used_blocks=pool.num_used_blocks,
+            num_blocks=pool.num_blocks,
+        )
 
     def make_request(
         self,
@@ -83,15 +116,12 @@ class Engine:
           InvalidRequestError: empty prompt, an id outside the vocabulary, a parameter out of this engine's range.
           RequestTooLargeError: no room for one token after the prompt.
         """
-        for name in _NOT_BUILT:
-            if getattr(params, name) != getattr(_DEFAULTS, name):
-                raise NotYetSupported(name, getattr(params, name))
         assert bool(params.bad_words) == bool(bad_word_ids), "bad words come with their tokens"
         assert (params.structured_outputs is None) == (grammar is None), "structured outputs come with their grammar"
         check_scheduling(priority, cache_salt)
-        params = checked_params(params, self.config, self.vocab_size, bad_word_ids)
+        check_params(params, self.config, self.vocab_size, bad_word_ids)
         assert self.config.max_model_len is not None
-        return Request(
+        request = Request(
             request_id,
             checked_prompt(prompt_token_ids, params, self.config, self.vocab_size),
             params,
@@ -104,12 +134,15 @@ class Engine:
             grammar=grammar,
             arrival_time=arrival_time,
         )
+        request.device_options = self.runner.pack_options(request)
+        return request
 
     def add_request(self, request: Request) -> None:
         """Queues a request made by `make_request`.
 
         Raises:
           InvalidRequestError: its id is in use, or it can never fit.
+          QueueFullError: as many as `max_num_queued_requests` wait already.
         """
         self.scheduler.add(request)
 
@@ -118,8 +151,29 @@ class Engine:
 
         Returns: the last update of each sample that it ended; none if there was none (any more).
         """
-        update = self.scheduler.abort(request_id)
-        return [] if update is None else [update]
+        return self.scheduler.abort(request_id, index)
+
+    def reset_prefix_cache(self) -> None:
+        """Forgets every cached prefix. Live requests go on."""
+        self.scheduler.reset_prefix_cache()
+
+    def update_params(self, params: Any) -> None:
+        """Takes other weights, from the next step on; cached prefixes are forgotten.
+
+        Nothing is copied or compiled: the arrays are used as they are, and must live as long as they are in use. Live
+        requests go on with what the old weights have left in the cache.
+
+        Args:
+          params: a pytree of arrays with the structure, shapes and dtypes of `runner.params`.
+
+        Raises:
+          CheckpointError: it has not; every difference is listed, and nothing has changed.
+        """
+        _check_same(self.runner.params, params)
+        self.runner.params = jax.tree.map(
+            lambda new, old: jax.device_put(new, old.sharding), params, self.runner.params
+        )
+        self.reset_prefix_cache()
 
     def step(self) -> list[RequestUpdate]:
         """Launches the next step, then collects the one before it: the host works while the device does.
@@ -138,6 +192,57 @@ class Engine:
     def _step(self) -> list[RequestUpdate]:
         scheduled = self.scheduler.schedule()
         launched = self.runner.launch(scheduled) if scheduled else None
-        ready = self._in_flight if self.config.overlap else launched
-        self._in_flight = launched if self.config.overlap else None
-        return self.scheduler.update(ready.step, self.runner.collect(ready)) if ready else []
+        if not self.config.overlap:
+            return [*self._sample_masked(launched), *self._collect(launched)]
+        updates = self._collect(self._in_flight)  # moves on the grammars, on which the masks depend
+        updates += self._sample_masked(launched)
+        self._in_flight = launched
+        return updates
+
+    def _collect(self, launched: Launched | None) -> list[RequestUpdate]:
+        if launched is None:
+            return self.scheduler.drain()
+        return self.scheduler.update(launched.step, self.runner.collect(launched))
+
+    def _sample_masked(self, launched: Launched | None) -> list[RequestUpdate]:
+        """Starts the sampling of a step that waits for its grammars. One that fails ends only its own sample."""
+        if launched is None or not launched.step.masked:
+            return []
+        step, failures = launched.step, []
+        masks = np.full((len(step.masked), -(-self.vocab_size // 32)), -1, np.int32)
+        for mask, row in zip(masks, step.masked, strict=True):
+            request = step.requests[row]
+            if request.status is Status.FINISHED:
+                continue
+            assert request.grammar is not None
+            try:
+                request.grammar.fill(mask)
+            except Exception as error:
+                mask.fill(-1)
+                failures.append(self.scheduler.fail(request, f"the grammar failed: {error!r}"))
+        self.runner.sample(launched, masks)
+        return failures
+
+
+def _check_same(old: Any, new: Any) -> None:
+    """Raises CheckpointError unless two pytrees of arrays agree in structure, shapes and dtypes."""
+    ours, theirs = _described(old), _described(new)
+    missing, unused = sorted(ours.keys() - theirs.keys()), sorted(theirs.keys() - ours.keys())
+    misshaped = [
+        f"{name}: {theirs[name]} instead of {ours[name]}"
+        for name in sorted(ours.keys() & theirs.keys())
+        if ours[name] != theirs[name]
+    ]
+    if missing or unused or misshaped:
+        raise CheckpointError("the params do not fit the model", missing=missing, unused=unused, misshaped=misshaped)
+    if jax.tree.structure(old) != jax.tree.structure(new):
+        raise CheckpointError(f"the params do not fit the model: {jax.tree.structure(new)} is nested otherwise")
+
+
+def _described(tree: Any) -> dict[str, str]:
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): f"{getattr(leaf, 'dtype', type(leaf).__name__)}"
+        f"{list(np.shape(leaf))}"
+        for path, leaf in leaves
+    }

@@ -13,10 +13,12 @@ from jaxpaged.checkpoint.load import load_params
 from jaxpaged.checkpoint.source import ModelSource, eos_token_ids, open_model
 from jaxpaged.config import EngineConfig, resolve
 from jaxpaged.core.block_manager import BlockManager
+from jaxpaged.core.policy import policy_key
 from jaxpaged.core.scheduler import Scheduler
 from jaxpaged.device import kv_cache
 from jaxpaged.device.buckets import bucket_table
 from jaxpaged.device.compilation import use_persistent_cache
+from jaxpaged.device.logits_processor import check_processors
 from jaxpaged.device.platform import native_bfloat16, platform
 from jaxpaged.device.runner import Runner
 from jaxpaged.device.slots import MAX_EOS_TOKEN_IDS
@@ -43,6 +45,9 @@ def load_engine(config: EngineConfig, progress: Progress | None = None) -> tuple
     tokenizer = Tokenizer.from_name(config.tokenizer) if config.tokenizer else Tokenizer.from_source(source)
     cut = config.max_model_len is None
     config = resolve_for(config, source.dtype, model_config.max_context_len)
+    assert config.max_model_len
+    processors = check_processors(config.logits_processors, model_config.vocab_size, config.max_model_len)
+    config = dataclasses.replace(config, logits_processors=processors)
     vocab_size = min(model_config.vocab_size, max(tokenizer.vocab_size, 1))
     eos = tuple(i for i in eos_token_ids(source, tokenizer) if i < vocab_size)  # others can never be produced
     if len(eos) > MAX_EOS_TOKEN_IDS:
@@ -87,7 +92,7 @@ def build_engine(
     """An engine for a module and its params, compiled if `config.warmup`.
 
     Args:
-      config: resolved options.
+      config: resolved options, whose `logits_processors` have been checked.
       vocab_size: ids from there on are neither accepted in prompts nor produced.
     """
     use_persistent_cache(config.compilation_cache_dir)
@@ -103,6 +108,9 @@ def build_engine(
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=config.max_model_len,
+        key=policy_key(config),
+        num_host_blocks=runner.num_host_blocks,
+        max_num_queued_requests=config.max_num_queued_requests,
     )
     if config.warmup:
         runner.warm_up(_stage(progress, "warm-up"))
