@@ -112,36 +112,33 @@ def pack_arguments(
 def apply_processors(
     logits: jax.Array,
     processors: Sequence[LogitsProcessor],
+    traced: jax.Array,
     applies: jax.Array,
     floats: jax.Array,
     history: jax.Array,
     num_tokens: jax.Array,
     num_prompt_tokens: jax.Array,
 ) -> jax.Array:
-    """Runs the processors in order, each on the rows that ask for it.
+    """One row's logits, f32[V], after the processors that it asks for, in their order.
 
     Args:
-      logits: f32[R, V].
-      applies: bool[R, P].
-      floats: f32[R, A], `pack_arguments` by row.
-      history: i32[R, max_model_len], of which the first `num_tokens` (i32[R]) are this request's.
+      traced: i32[P], which ones run at all.
+      applies: i32[P], which ones the row asks for.
+      floats: f32[A], `pack_arguments`.
+      history: i32[max_model_len], of which the first `num_tokens` are this request's.
     """
-    tokens = jnp.where(jnp.arange(history.shape[1]) < num_tokens[:, None], history, 0)
+    tokens = jnp.where(jnp.arange(len(history)) < num_tokens, history, 0)
     at = 0
     for i, processor in enumerate(processors):
-        arguments = floats[:, at : at + processor.num_floats]
+        arguments = processor.split(floats[at : at + processor.num_floats])
         at += processor.num_floats
+        context = LogitsContext(tokens, num_tokens, num_prompt_tokens, arguments)
 
-        def run(logits: jax.Array, processor=processor, arguments=arguments, wanted=applies[:, i]) -> jax.Array:
+        def run(logits: jax.Array, processor=processor, context=context, asked=applies[i] != 0) -> jax.Array:
             with jax.named_scope(processor.name):
-                changed = jax.vmap(
-                    lambda row, ids, length, prompt, given: processor.function(
-                        row, LogitsContext(ids, length, prompt, processor.split(given))
-                    )
-                )(logits, tokens, num_tokens, num_prompt_tokens, arguments)
-            return jnp.where(wanted[:, None] & (logits > -jnp.inf), changed, logits)
+                return jnp.where(asked & (logits > -jnp.inf), processor.function(logits, context), logits)
 
-        logits = jax.lax.cond(jnp.any(applies[:, i]), run, lambda logits: logits, logits)
+        logits = jax.lax.cond(traced[i] != 0, run, lambda logits: logits, logits)
     return logits
 
 

@@ -1,30 +1,50 @@
-"""Logits to tokens and log-probabilities: pure functions, row by row, on padded rows.
+"""Logits to tokens and log-probabilities: a pure function of each row, whatever its neighbours.
 
-Order: raw logits in float32 -> vocabulary padding -> min_tokens -> (greedy?) -> temperature -> min_p -> top_k ->
-top_p -> sample. What no row asks for costs nothing: it sits under `lax.cond`.
+Order: raw logits in float32 -> vocabulary padding -> allowed ids, grammar -> bad words -> min_tokens -> logit_bias ->
+penalties -> users' processors -> (greedy?) -> temperature -> min_p, top_k, top_p -> sample -> log-probabilities. What
+no row asks for costs nothing: it sits under `lax.cond`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jaxpaged.device.logits_processor import LogitsProcessor
+from jaxpaged.device.bans import bad_word_ends, ban_ids, keep_masked
+from jaxpaged.device.draw import argmax, draw
+from jaxpaged.device.gumbel import request_key
+from jaxpaged.device.logits_processor import LogitsProcessor, apply_processors
+from jaxpaged.device.logprobs import Logprobs, given_logprobs, mask_padding, no_logprobs, top_logprobs
+from jaxpaged.device.nucleus import Limits, kept, limits, needed_mass
 from jaxpaged.device.options import Options
+from jaxpaged.device.penalties import penalize
+from jaxpaged.device.rows import over_rows
 from jaxpaged.device.slots import NO_TOKEN, Feature, Slots
+
+_ADJUSTS = (
+    Feature.ALLOWED_IDS
+    | Feature.GRAMMAR
+    | Feature.BAD_WORDS
+    | Feature.MIN_TOKENS
+    | Feature.LOGIT_BIAS
+    | Feature.PENALTIES
+    | Feature.PROCESSORS
+)
 
 
 class Sampled(NamedTuple):
-    """Result for R rows; log-probabilities are of the raw logits, and zeros unless some row wants them.
+    """Result for R rows; log-probabilities are zeros where a row wants none.
 
     Attributes:
       tokens: i32[R]; -1 where the logits are NaN, infinite, or all banned.
       logprobs: f32[R], of the sampled token.
       ranks: i32[R], 1 + the number of tokens that are more likely.
-      top_ids, top_logprobs, top_ranks: i32/f32/i32[R, max_logprobs], most likely first.
+      top_ids, top_logprobs, top_ranks: i32/f32/i32[R, max_logprobs], most likely first; or of the row's
+        `logprob_token_ids`, in their order.
     """
 
     tokens: jax.Array
@@ -60,138 +80,175 @@ def sample(
       max_logprobs: columns of the top log-probabilities.
       processors: those that rows may ask for.
     """
-    if vocab_size < logits.shape[-1]:
-        logits = jnp.where(jnp.arange(logits.shape[-1]) < vocab_size, logits, -jnp.inf)
-    allowed = _ban_stops(logits, slots, rows, positions)
-    best, peak = argmax(allowed)
-    greedy = slots.column("features", rows) & Feature.RANDOM == 0
-    tokens = jax.lax.cond(
-        jnp.all(greedy),
-        lambda: best,
-        lambda: jnp.where(greedy, best, _draw(allowed, peak, slots, rows, positions)),
-    )
-    tokens = jnp.where(jnp.isfinite(peak), tokens, -1)
-    return jax.lax.cond(
-        jnp.any(slots.column("features", rows) & Feature.LOGPROBS != 0),
-        lambda: Sampled(tokens, *_logprobs(logits, tokens, max_logprobs)),
-        lambda: Sampled(tokens, *_no_logprobs(tokens, max_logprobs)),
-    )
+    features = slots.column("features", rows)
+    used = jnp.bitwise_or.reduce(features)
+    sampler = _Sampler(slots, options, vocab_size, max_logprobs, tuple(processors))
+
+    def plain() -> Sampled:
+        tokens, peak = argmax(jax.vmap(lambda row: mask_padding(row, vocab_size))(logits))
+        nothing = jax.tree.map(lambda x: jnp.zeros((len(rows), *x.shape), x.dtype), no_logprobs(max_logprobs))
+        return Sampled(jnp.where(jnp.isfinite(peak), tokens, -1), *nothing)
+
+    def full() -> Sampled:
+        applies = jnp.where((features & Feature.PROCESSORS != 0)[:, None], options.applies[rows], 0)
+        own = _Branches(features, positions, applies)
+        shared = _Branches(used, jnp.max(jnp.where(features & Feature.PENALTIES != 0, positions, 0)), applies.max(0))
+        tokens, logprobs = over_rows(sampler.sample_row, (logits, rows, positions, masks), (own,), (shared,))
+        return Sampled(tokens, *logprobs)
+
+    return jax.lax.cond(used == 0, plain, full)
 
 
-def argmax(values: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Index and value of each row's maximum; the lowest index wins a tie.
+class _Branches(NamedTuple):
+    """What decides about the work to do, see `over_rows`.
 
-    Two plain reductions: XLA:CPU does not vectorize the variadic one that `jnp.argmax` lowers to.
-    """
-    size = values.shape[-1]
-    peak = jnp.max(values, axis=-1)
-    index = jnp.min(jnp.where(values == peak[:, None], jnp.arange(size, dtype=jnp.int32), size), axis=-1)
-    return jnp.minimum(index, size - 1), peak
-
-
-def request_keys(seed_high: jax.Array, seed_low: jax.Array, positions: jax.Array) -> jax.Array:
-    """A key per row, from the request's seed, sample index (0) and position only: never from the batch."""
-    data = jnp.stack([seed_high, seed_low], -1).astype(jnp.uint32)
-    keys = jax.random.wrap_key_data(data, impl="threefry2x32")
-    return jax.vmap(lambda key, position: jax.random.fold_in(jax.random.fold_in(key, 0), position))(keys, positions)
-
-
-def _ban_stops(logits: jax.Array, slots: Slots, rows: jax.Array, positions: jax.Array) -> jax.Array:
-    """Bans every id that would end a row which has not reached its min_tokens."""
-    early = positions < slots.column("min_total_tokens", rows)
-
-    def ban() -> jax.Array:
-        ids = jnp.where(early[:, None], slots.stop_ids[rows], NO_TOKEN)
-        return logits.at[jnp.arange(len(rows))[:, None], ids].set(-jnp.inf, mode="drop")
-
-    return jax.lax.cond(jnp.any(early), ban, lambda: logits)
-
-
-def _draw(logits: jax.Array, peak: jax.Array, slots: Slots, rows: jax.Array, positions: jax.Array) -> jax.Array:
-    """Draws from the processed distribution by Gumbel-max."""
-    temperature = slots.column("temperature", rows)
-    # The peak is subtracted first, so that a tiny temperature cannot overflow; greedy rows are overwritten later.
-    scaled = (logits - peak[:, None]) / jnp.where(temperature > 0, temperature, 1.0)[:, None]
-    top_k, top_p, min_p = (slots.column(name, rows) for name in ("top_k", "top_p", "min_p"))
-    vocab_size = logits.shape[-1]
-    top_k = jnp.where(top_k == 0, vocab_size, jnp.minimum(top_k, vocab_size))
-    scaled = jax.lax.cond(
-        jnp.any(min_p > 0),
-        lambda: jnp.where(scaled >= jnp.log(min_p)[:, None], scaled, -jnp.inf),
-        lambda: scaled,
-    )
-    scaled = jax.lax.cond(
-        jnp.any((top_k < vocab_size) | (top_p < 1)), lambda: _top_k_top_p(scaled, top_k, top_p), lambda: scaled
-    )
-    keys = request_keys(slots.column("seed_high", rows), slots.column("seed_low", rows), positions)
-    noise = jax.vmap(lambda key: jax.random.gumbel(key, (vocab_size,), jnp.float32))(keys)
-    return argmax(scaled + noise)[0]
-
-
-def _top_k_top_p(scaled: jax.Array, top_k: jax.Array, top_p: jax.Array) -> jax.Array:
-    """Keeps exactly the `top_k` most likely of each row, then the fewest of these with a mass of at least `top_p`.
-
-    Among equals the lowest ids are kept. Both are one search with other weights: a loop of two compiles it once.
+    Attributes:
+      features: i32[].
+      num_tokens: i32[], how far histories are looked at.
+      applies: i32[P], which processors run.
     """
 
-    def cut(i: jax.Array, scaled: jax.Array) -> jax.Array:
-        by_rank, off = i == 0, jnp.where(i == 0, top_k >= scaled.shape[-1], top_p >= 1)
-        weights = jnp.where(by_rank, 1.0, jnp.exp(scaled))
-        needed = jnp.where(by_rank, top_k.astype(jnp.float32), top_p * jnp.sum(weights, -1))
-        needed = jnp.maximum(needed, jnp.finfo(jnp.float32).tiny)  # a top_p that underflows still keeps one token
-        return jnp.where(_heaviest(scaled, weights, needed) | off[:, None], scaled, -jnp.inf)
-
-    return jax.lax.fori_loop(0, 2, cut, scaled)
+    features: jax.Array
+    num_tokens: jax.Array
+    applies: jax.Array
 
 
-def _heaviest(values: jax.Array, weights: jax.Array, needed: jax.Array) -> jax.Array:
-    """Mask of the largest values whose weights together reach `needed`, per row.
+@dataclass(frozen=True)
+class _Sampler:
+    """What the rows of a batch have in common."""
 
-    The threshold is built bit by bit on an order-preserving integer image of the floats: 32 passes instead of a
-    sort. Equal values have equal weights; of those at the threshold the lowest indices are kept.
-    """
-    bits = jax.lax.bitcast_convert_type(values, jnp.uint32)
-    keys = jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(0x80000000))  # unsigned order = float order
+    slots: Slots
+    options: Options
+    vocab_size: int
+    max_logprobs: int
+    processors: tuple[LogitsProcessor, ...]
 
-    def refine(i: jax.Array, threshold: jax.Array) -> jax.Array:
-        candidate = threshold | (jnp.uint32(1) << (31 - i).astype(jnp.uint32))
-        mass = jnp.sum(jnp.where(keys >= candidate[:, None], weights, 0.0), -1)
-        return jnp.where(mass >= needed, candidate, threshold)
+    def sample_row(
+        self, logits: jax.Array, slot: jax.Array, position: jax.Array, mask: jax.Array, branches: _Branches
+    ) -> tuple[jax.Array, Logprobs]:
+        """Token and log-probabilities of one row.
 
-    threshold = jax.lax.fori_loop(0, 32, refine, jnp.zeros(len(values), jnp.uint32))[:, None]
-    above, equal = keys > threshold, keys == threshold
-    missing = needed - jnp.sum(jnp.where(above, weights, 0.0), -1)
-    weight = jnp.max(jnp.where(equal, weights, 0.0), -1)
-    wanted = jnp.maximum(jnp.ceil(missing / jnp.maximum(weight, jnp.finfo(jnp.float32).tiny)), 1.0)
-    return jax.lax.cond(
-        jnp.all(jnp.sum(equal, -1) <= wanted),
-        lambda: above | equal,
-        lambda: above | (equal & (jnp.cumsum(equal, -1) <= wanted[:, None])),
-    )
+        Args:
+          logits: f32[V].
+          slot, position: i32[].
+          mask: i32[W].
+        """
+        raw = mask_padding(logits, self.vocab_size)
+        logits = jax.lax.cond(
+            branches.features & _ADJUSTS != 0,
+            lambda: self._adjust(raw, slot, position, mask, branches),
+            lambda: raw,
+        )
+        best, peak = argmax(logits)
+        token = jax.lax.cond(
+            branches.features & Feature.RANDOM != 0,
+            lambda: jnp.where(self._uses(slot, Feature.RANDOM), self._draw(logits, peak, slot, position), best),
+            lambda: best,
+        )
+        token = jnp.where(jnp.isfinite(peak), token, -1)
 
+        def logprobs() -> Logprobs:
+            source = jax.lax.cond(
+                branches.features & Feature.PROCESSED_LOGPROBS != 0,
+                lambda: jnp.where(
+                    self._uses(slot, Feature.PROCESSED_LOGPROBS), self._processed(logits, peak, slot, token), raw
+                ),
+                lambda: raw,
+            )
+            return self._logprobs(source, token, slot, branches)
 
-def _logprobs(logits: jax.Array, tokens: jax.Array, max_logprobs: int) -> tuple[jax.Array, ...]:
-    """Log-probability and rank of each token, and the best `max_logprobs`."""
-    logprobs = jax.nn.log_softmax(logits, axis=-1)
-    chosen = jnp.take_along_axis(logprobs, jnp.maximum(tokens, 0)[:, None], -1)
-    ranks = 1 + jnp.sum(logprobs > chosen, -1, dtype=jnp.int32)
-    top_logprobs, top_ids = jax.lax.top_k(logprobs, min(max_logprobs, logits.shape[-1]))
-    pad = ((0, 0), (0, max_logprobs - top_ids.shape[1]))
-    return (
-        chosen[:, 0],
-        ranks,
-        jnp.pad(top_ids, pad),
-        jnp.pad(top_logprobs, pad, constant_values=-jnp.inf),
-        jnp.zeros_like(jnp.pad(top_ids, pad)),
-    )
+        wanted = branches.features & Feature.LOGPROBS != 0
+        return token, jax.lax.cond(wanted, logprobs, lambda: no_logprobs(self.max_logprobs))
 
+    def _uses(self, slot: jax.Array, feature: Feature) -> jax.Array:
+        return self.slots.column("features", slot) & feature != 0
 
-def _no_logprobs(tokens: jax.Array, max_logprobs: int) -> tuple[jax.Array, ...]:
-    n = len(tokens)
-    return (
-        jnp.zeros(n, jnp.float32),
-        jnp.zeros(n, jnp.int32),
-        jnp.zeros((n, max_logprobs), jnp.int32),
-        jnp.zeros((n, max_logprobs), jnp.float32),
-        jnp.zeros((n, max_logprobs), jnp.int32),
-    )
+    def _adjust(
+        self, logits: jax.Array, slot: jax.Array, position: jax.Array, mask: jax.Array, branches: _Branches
+    ) -> jax.Array:
+        """Everything that changes logits before the temperature, in order."""
+        slots, options = self.slots, self.options
+        num_prompt_tokens = slots.column("num_prompt_tokens", slot)
+
+        def bad_words(x: jax.Array) -> jax.Array:
+            tokens, left = options.bad_tokens[slot], options.bad_left[slot]
+            return ban_ids(x, bad_word_ends(tokens, left, slots.history[slot], position, num_prompt_tokens))
+
+        def min_tokens(x: jax.Array) -> jax.Array:
+            early = position < slots.column("min_total_tokens", slot)
+            return ban_ids(x, jnp.where(early, slots.stop_ids[slot], NO_TOKEN))
+
+        def penalties(x: jax.Array) -> jax.Array:
+            names = ("presence", "frequency", "repetition")
+            by_name = {name: slots.column(f"{name}_penalty", slot) for name in names}
+            return penalize(x, slots.history[slot], position, num_prompt_tokens, limit=branches.num_tokens, **by_name)
+
+        def users(x: jax.Array) -> jax.Array:
+            return apply_processors(
+                x,
+                self.processors,
+                branches.applies,
+                options.applies[slot],
+                options.arguments[slot],
+                slots.history[slot],
+                position,
+                num_prompt_tokens,
+            )
+
+        changes: dict[Feature, Callable[[jax.Array], jax.Array]] = {
+            Feature.ALLOWED_IDS: lambda x: keep_masked(x, options.allowed[slot]),
+            Feature.GRAMMAR: lambda x: keep_masked(x, mask),
+            Feature.BAD_WORDS: bad_words,
+            Feature.MIN_TOKENS: min_tokens,
+            Feature.LOGIT_BIAS: lambda x: x.at[options.bias_ids[slot]].add(options.bias_values[slot], mode="drop"),
+            Feature.PENALTIES: penalties,
+            Feature.PROCESSORS: users,
+        }
+        for feature, change in changes.items():
+            with jax.named_scope(str(feature.name).lower()):
+                logits = jax.lax.cond(
+                    branches.features & feature != 0,
+                    lambda x, change=change, feature=feature: jnp.where(self._uses(slot, feature), change(x), x),
+                    lambda x: x,
+                    logits,
+                )
+        return logits
+
+    def _scaled(self, logits: jax.Array, peak: jax.Array, slot: jax.Array) -> tuple[jax.Array, Limits]:
+        """Logits over the temperature, that of the best being 0, and what is to be kept of them.
+
+        The peak is subtracted first, so that a tiny temperature cannot overflow.
+        """
+        temperature, top_k, top_p, min_p = (
+            self.slots.column(name, slot) for name in ("temperature", "top_k", "top_p", "min_p")
+        )
+        scaled = (logits - peak) / jnp.where(temperature > 0, temperature, 1.0)
+        return scaled, limits(top_k, top_p, min_p)
+
+    def _draw(self, logits: jax.Array, peak: jax.Array, slot: jax.Array, position: jax.Array) -> jax.Array:
+        scaled, limit = self._scaled(logits, peak, slot)
+        high, low, index = (self.slots.column(name, slot) for name in ("seed_high", "seed_low", "sample_index"))
+        key = request_key(high, low, index, position)
+        return draw(logits, scaled, key, limit, needed_mass(logits, scaled, limit))
+
+    def _processed(self, logits: jax.Array, peak: jax.Array, slot: jax.Array, token: jax.Array) -> jax.Array:
+        """What the token was sampled from; of a greedy row the logits before the temperature."""
+        scaled, limit = self._scaled(logits, peak, slot)
+        mask = kept(logits, scaled, limit, needed_mass(logits, scaled, limit))
+        mask |= jnp.arange(len(logits)) == token  # sums in another order could leave it out at the border
+        return jnp.where(self._uses(slot, Feature.RANDOM), jnp.where(mask, scaled, -jnp.inf), logits)
+
+    def _logprobs(self, logits: jax.Array, token: jax.Array, slot: jax.Array, branches: _Branches) -> Logprobs:
+        """Of the token, and of the most likely ones or those that the row names."""
+        uses_ids = self._uses(slot, Feature.LOGPROB_IDS)
+        top = top_logprobs(logits, token, self.max_logprobs)
+
+        def of_ids() -> Logprobs:
+            ids = jnp.where(uses_ids, self.options.logprob_ids[slot], NO_TOKEN)
+            given = given_logprobs(logits, token, ids, self.max_logprobs)
+            return jax.tree.map(lambda a, b: jnp.where(uses_ids, a, b), given, top)
+
+        wanted = branches.features & Feature.LOGPROB_IDS != 0
+        logprobs = jax.lax.cond(wanted, of_ids, lambda: top)
+        own = self._uses(slot, Feature.LOGPROBS)
+        return jax.tree.map(lambda x: jnp.where(own, x, 0), logprobs)

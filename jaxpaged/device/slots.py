@@ -49,7 +49,7 @@ def features(request: Request, logprobs_mode: str = "raw") -> Feature:
     """
     params = request.params
     beams = params.use_beam_search
-    wants_logprobs = params.logprobs is not None or beams
+    wants_logprobs = params.num_logprobs is not None
     processed = beams or (params.logprobs_mode or logprobs_mode) == "processed"
     used = {
         Feature.ALLOWED_IDS: params.allowed_token_ids is not None,

@@ -1,0 +1,42 @@
+"""A random token of a row by Gumbel-max: the best of its logits plus noise."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jaxpaged.device.gumbel import Words, gumbel
+from jaxpaged.device.nucleus import Limits, comes_before, exceeds
+
+
+def argmax(values: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Index and value of the maximum along the last axis; the lowest index wins a tie.
+
+    Two plain reductions: XLA:CPU does not vectorize the variadic one that `jnp.argmax` lowers to.
+    """
+    size = values.shape[-1]
+    peak = jnp.max(values, axis=-1)
+    index = jnp.min(jnp.where(values == peak[..., None], jnp.arange(size, dtype=jnp.int32), size), axis=-1)
+    return jnp.minimum(index, size - 1), peak
+
+
+def draw(logits: jax.Array, scaled: jax.Array, key: Words, limit: Limits, needed: jax.Array) -> jax.Array:
+    """The token of the largest scaled logit plus noise among those that the limits keep.
+
+    The kept tokens are not looked for: the best of all is taken if it is one of them, which is one sum. If not, then
+    whatever comes after it is not kept either, and the best of the rest is tried. With top_p = 0.9 that is needed once
+    in ten times, and each time what is left shrinks to a half on average.
+
+    Args:
+      logits: f32[V], by which tokens are ordered.
+      scaled: f32[V], these minus their maximum, over the temperature.
+    """
+    noisy = jax.lax.optimization_barrier(scaled + gumbel(key, len(logits)))  # else it is computed in each pass
+
+    def attempt(state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        value, token, _ = state
+        best = argmax(jnp.where(comes_before(logits, value, token), noisy, -jnp.inf))[0]
+        return logits[best], best, exceeds(logits, scaled, best, limit, needed)
+
+    everything = jnp.float32(-jnp.inf), jnp.int32(0), jnp.bool_(True)
+    return jax.lax.while_loop(lambda state: state[2], attempt, everything)[1]
