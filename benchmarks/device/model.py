@@ -35,7 +35,7 @@ from jaxpaged.device import kv_cache  # noqa: E402
 from jaxpaged.device.buckets import Bucket, BucketTable  # noqa: E402
 from jaxpaged.device.platform import platform  # noqa: E402
 from jaxpaged.device.runner import Runner  # noqa: E402
-from jaxpaged.device.step_program import DONATED, compiler_options, make_step, step_arguments  # noqa: E402
+from jaxpaged.device.step_program import FORWARD_DONATED, compiler_options, forward_arguments, make_forward  # noqa: E402
 from jaxpaged.engine.engine import Engine  # noqa: E402
 
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=None)
@@ -214,7 +214,7 @@ class Model:
             max_model_len=options.max_model_len,
         )
         engine = Engine(scheduler, self.runner, options, vocab_size=self.config.vocab_size)
-        before = len(self.runner.programs)
+        before = self.runner.num_programs
         params = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=sizes.output)
         for i in range(sizes.requests):
             engine.add_request(engine.make_request(str(i), self._prompt(sizes.context, seed=i), params))
@@ -235,7 +235,7 @@ class Model:
             "tokens_per_s": tokens / seconds,
             "first_token_s": first,
             "ms": 1e3 * statistics.median(walls) if walls else None,
-            "compiled": len(self.runner.programs) - before,
+            "compiled": self.runner.num_programs - before,
         }
 
     def _times(self, steps: list[Step]) -> dict[str, Any]:
@@ -263,7 +263,7 @@ class Model:
         }
 
     def _compile(self, bucket: Bucket, variant: str = "") -> dict[str, Any]:
-        """Compiles a step, and puts it where the runner finds it. Returns what it launches."""
+        """Compiles a bucket's forward pass, and puts it where the runner finds it. Returns what it launches."""
         runner = self.runner
         if bucket in runner.programs and not variant:
             return {}
@@ -272,10 +272,10 @@ class Model:
         options = {name: value for name, value in options.items() if value is not None}
         if platform() == "gpu":
             options |= launches.dump_options(folder)
-        arguments = step_arguments(runner.params, runner.kv_pages, runner.slots, bucket, self.options.block_size)
+        arguments = forward_arguments(runner.params, runner.kv_pages, runner.slots, bucket, self.options.block_size)
         start = time.perf_counter()
-        step = jax.jit(make_step(runner.module, runner.options, bucket), donate_argnums=DONATED)
-        compiled = step.lower(*arguments).compile(options)
+        forward = make_forward(runner.module, runner.step_options, bucket)
+        compiled = jax.jit(forward, donate_argnums=FORWARD_DONATED).lower(*arguments).compile(options)
         self.compile_seconds = time.perf_counter() - start
         runner.programs[bucket] = compiled
         analysis = compiled.memory_analysis()

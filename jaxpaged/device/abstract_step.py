@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,30 +14,52 @@ from jaxpaged import models
 from jaxpaged.config import engine_config, resolve
 from jaxpaged.device import kv_cache
 from jaxpaged.device.buckets import Bucket
+from jaxpaged.device.options import empty_options
 from jaxpaged.device.slots import empty_slots
-from jaxpaged.device.step_program import DONATED, StepFunction, StepOptions, compiler_options, make_step, step_arguments
+from jaxpaged.device.step_program import (
+    FORWARD_DONATED,
+    SAMPLE_DONATED,
+    StepOptions,
+    compiler_options,
+    forward_arguments,
+    logprob_columns,
+    make_forward,
+    make_sample,
+    sample_arguments,
+)
 from jaxpaged.errors import ConfigError, ModelError, ModelNotFoundError
 
 CONFIGS = Path(models.__file__).with_name("configs.json")  # of well-known models: what config.json says of their shapes
 POOL_BYTES = 16 << 30  # beyond what 32 bits can count, as in production
 
 
-class AbstractStep(NamedTuple):
+class AbstractProgram(NamedTuple):
     """What `jax.jit(function, donate_argnums).lower(*args).compile(compiler_options)` needs.
 
     Attributes:
-      args: params, KV pages, slots and the packed batch: ShapeDtypeStructs.
+      args: pytrees of ShapeDtypeStructs.
       row_major: the arguments that are held in row-major order, which XLA would not choose: see `kv_cache.row_major`.
       may_spill: the beginnings of names of kernels whose spilled registers are no fault of ours.
-      num_layers: of the model; launches of layer i stem from ".../layers_{i}/...".
     """
 
-    function: StepFunction
+    function: Callable[..., Any]
     args: tuple[Any, ...]
     donate_argnums: tuple[int, ...]
     row_major: tuple[int, ...]
     compiler_options: dict[str, str | bool]
     may_spill: tuple[str, ...]
+
+
+class AbstractStep(NamedTuple):
+    """The two programs of a step.
+
+    Attributes:
+      forward: of params, KV pages, slots and the packed batch; sample: of slots, options, logits, rows and masks.
+      num_layers: of the model; launches of layer i of `forward` stem from ".../layers_{i}/...".
+    """
+
+    forward: AbstractProgram
+    sample: AbstractProgram
     num_layers: int
 
 
@@ -91,7 +113,7 @@ def abstract_step(
     step_options = StepOptions(
         page_size=engine.block_size,
         vocab_size=config.vocab_size,
-        max_logprobs=engine.max_logprobs,
+        max_logprobs=logprob_columns(engine.max_logprobs, config.vocab_size),
         implementation=implementation or {"cpu": "xla"}.get(platform, platform),
     )
     bucket = Bucket(tokens or rows, rows)
@@ -101,15 +123,24 @@ def abstract_step(
     pool = kv_cache.abstract_pages(config, pages, engine.block_size, engine.kv_cache_dtype, platform)
     max_pages = -(-engine.max_model_len // engine.block_size)
     slots = jax.eval_shape(partial(empty_slots, engine.max_num_seqs, engine.max_model_len, max_pages))
-    return AbstractStep(
-        function=make_step(module, step_options, bucket),
-        args=step_arguments(params, pool, slots, bucket, engine.block_size),
-        donate_argnums=DONATED,
+    wide = jax.eval_shape(partial(empty_options, engine.max_num_seqs, config.vocab_size))
+    forward = AbstractProgram(
+        function=make_forward(module, step_options, bucket),
+        args=forward_arguments(params, pool, slots, bucket, engine.block_size),
+        donate_argnums=FORWARD_DONATED,
         row_major=(1,) if kv_cache.row_major(platform) else (),
         compiler_options=compiler_options(platform),
-        may_spill=("sort_",),  # XLA's own, used where there is no device; on one it calls a library
-        num_layers=config.num_layers,
+        may_spill=(),
     )
+    sample = AbstractProgram(
+        function=make_sample(step_options),
+        args=sample_arguments(slots, wide, rows, config.vocab_size),
+        donate_argnums=SAMPLE_DONATED,
+        row_major=(),
+        compiler_options=compiler_options(platform),
+        may_spill=("sort_",),  # XLA's own, used where there is no device; on one it calls a library
+    )
+    return AbstractStep(forward, sample, config.num_layers)
 
 
 def _room(params: Any, memory: int | None) -> int:

@@ -38,6 +38,18 @@ class Batch(NamedTuple):
     num_samples: jax.Array
 
 
+class SampleRows(NamedTuple):
+    """The R rows that a step samples, first in their order; then padding.
+
+    Attributes:
+      slots: i32[R], of each row; padding has the scratch slot.
+      positions: i32[R], of the new token in its sequence; of padding beyond every history.
+    """
+
+    slots: jax.Array
+    positions: jax.Array
+
+
 class TokenLayout(NamedTuple):
     """Where the step's T packed tokens come from and go to.
 
@@ -120,9 +132,15 @@ def lay_out(slots: Slots, batch: Batch, bucket: Bucket, page_size: int) -> Token
     )
 
 
-def record_tokens(slots: Slots, batch: Batch, tokens: jax.Array) -> Slots:
-    """Appends sampled `tokens` (i32[S], in the order of `sample_rows`) to the histories."""
-    rows = batch.sample_rows
-    slot = batch.slots.at[rows].get(mode="fill", fill_value=slots.history.shape[0])  # padding: dropped below
-    position = (batch.starts + batch.query_lens).at[rows].get(mode="fill", fill_value=0)
-    return slots._replace(history=slots.history.at[slot, position].set(tokens, mode="drop"))
+def rows_to_sample(slots: Slots, batch: Batch) -> SampleRows:
+    """What sampling has to know of the batch; R = S."""
+    rows, (num_slots, max_len) = batch.sample_rows, slots.history.shape
+    return SampleRows(
+        slots=batch.slots.at[rows].get(mode="fill", fill_value=num_slots - 1),
+        positions=(batch.starts + batch.query_lens).at[rows].get(mode="fill", fill_value=max_len),
+    )
+
+
+def record_tokens(slots: Slots, rows: SampleRows, tokens: jax.Array) -> Slots:
+    """Appends sampled `tokens`, i32[R], to the histories; those of padding are dropped."""
+    return slots._replace(history=slots.history.at[rows.slots, rows.positions].set(tokens, mode="drop"))

@@ -3,21 +3,41 @@
 from __future__ import annotations
 
 import concurrent.futures
-from collections.abc import Callable
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxpaged.config import EngineConfig
-from jaxpaged.core.step import Step, StepResult, TokenLogprobs
+from jaxpaged.core.request import Request
+from jaxpaged.core.sampling_params import ALL_LOGPROBS
+from jaxpaged.core.step import Admission, Step, StepResult, TokenLogprobs
 from jaxpaged.device import batch, kv_cache
+from jaxpaged.device.block_store import BlockStore
 from jaxpaged.device.buckets import Bucket, BucketTable
 from jaxpaged.device.compilation import compilations
+from jaxpaged.device.logprobs import Logprobs
+from jaxpaged.device.options import admit_options, empty_options, mask_words, options_size, pack_options
+from jaxpaged.device.prompt_logprobs import PromptLogprobs
 from jaxpaged.device.sampling import Sampled
-from jaxpaged.device.slots import admit, empty_slots, pack_admission
-from jaxpaged.device.step_program import DONATED, StepOptions, compile_step, compiler_options, make_step, step_arguments
+from jaxpaged.device.slots import admission_size, admit, empty_slots, pack_admission
+from jaxpaged.device.step_program import (
+    SAMPLE_DONATED,
+    Forwarded,
+    StepOptions,
+    abstract,
+    compile_step,
+    compiler_options,
+    forward_arguments,
+    logprob_columns,
+    lower_forward,
+    make_sample,
+    sample_arguments,
+)
 from jaxpaged.errors import RecompilationError
 from jaxpaged.models.decoder import Decoder
 
@@ -26,10 +46,18 @@ Progress = Callable[[int, int], None]  # (done, total)
 
 @dataclass(slots=True)
 class Launched:
-    """A step that is running on the device, and where its results will appear."""
+    """A step that is running on the device, and where its results will appear.
+
+    Attributes:
+      forwarded: what sampling needs; None once it has been dispatched.
+      sampled: None until then.
+      prompt_scores: of the step's prompt ranges.
+    """
 
     step: Step
-    sampled: Sampled
+    forwarded: Forwarded | None
+    sampled: Sampled | None = None
+    prompt_scores: list[Logprobs] = field(default_factory=list)
 
 
 class Runner:
@@ -40,8 +68,10 @@ class Runner:
     Attributes:
       params: the model's weights, a pytree; may be replaced by one of the same shapes and dtypes.
       kv_pages: the page pool.
-      programs: the compiled step of each bucket.
-      recompilations: compilations by `launch` since warm-up; stays 0.
+      slots, options: what the device keeps of running requests.
+      programs: the compiled forward pass of each bucket.
+      samplers: the compiled sampling of each number of rows.
+      recompilations: compilations by `launch` and `sample` since warm-up; stays 0.
     """
 
     def __init__(
@@ -61,138 +91,245 @@ class Runner:
           buckets: padded shapes.
         """
         assert config.max_num_seqs and config.max_num_batched_tokens and config.max_model_len
-        self.module, self.params, self.config = module, params, config
+        self.module, self.params, self.config, self.buckets = module, params, config, buckets
         on_cpu = jax.default_backend() == "cpu"
-        self.buckets = buckets
-        self.options = StepOptions(
+        self.step_options = StepOptions(
             page_size=config.block_size,
             vocab_size=vocab_size,
-            max_logprobs=config.max_logprobs,
+            max_logprobs=logprob_columns(config.max_logprobs, vocab_size),
             implementation=config.attention_implementation,
             debug=config.debug_kernels,
             small_head=8 if on_cpu else 0,
+            processors=config.logits_processors,
         )
+        self._vocab_rows = module.config.vocab_size
         self._max_pages = -(-config.max_model_len // config.block_size)
         self.slots = empty_slots(config.max_num_seqs, config.max_model_len, self._max_pages)
+        self.options = empty_options(config.max_num_seqs, self._vocab_rows, config.logits_processors)
         self.programs: dict[Bucket, jax.stages.Compiled] = {}
-        self._admit: jax.stages.Compiled | None = None
+        self.samplers: dict[int, jax.stages.Compiled] = {}
+        self._admissions: dict[str, jax.stages.Compiled] = {}
+        self._no_masks: dict[int, jax.Array] = {}
         self.recompilations = 0
+        self._prompts = PromptLogprobs(module, self.step_options, params)
         model = module.config
         given = config.num_kv_blocks is not None or config.kv_cache_bytes is not None
-        step_bytes = 0 if on_cpu or given else self._largest_step_bytes()  # a compilation: only where it matters
+        step_bytes = 0 if on_cpu or given else self._largest_step_bytes()  # compilations: only where it matters
         num_pages = kv_cache.num_pages(config, model, step_bytes=step_bytes)
         self.kv_pages = kv_cache.empty_pages(model, num_pages, config.block_size, config.kv_cache_dtype)
+        self._blocks = BlockStore(abstract(self.kv_pages))
 
     @property
     def num_pages(self) -> int:
         """Pages of the pool, scratch included."""
         return self.kv_pages.shape[1]
 
+    @property
+    def num_host_blocks(self) -> int:
+        """Blocks that the host memory for swapped requests holds."""
+        page = kv_cache.page_bytes(self.module.config, self.config.block_size, self.config.kv_cache_dtype)
+        return int(self.config.swap_space * (1 << 30)) // page
+
+    @property
+    def num_mask_words(self) -> int:
+        """Words of a row of grammar masks."""
+        return mask_words(self._vocab_rows)
+
+    @property
+    def num_programs(self) -> int:
+        """Compiled programs of all kinds."""
+        of_steps = len(self.programs) + len(self.samplers) + len(self._admissions)
+        return of_steps + self._blocks.num_programs + self._prompts.num_programs
+
+    def pack_options(self, request: Request) -> np.ndarray | None:
+        """What a request's `device_options` have to be.
+
+        Raises:
+          InvalidRequestError: its options do not fit, or name a logits processor that there is not.
+        """
+        return pack_options(request, self._vocab_rows, self.config.logits_processors)
+
     def warm_up(self, progress: Progress | None = None) -> None:
         """Compiles every program and runs each once on padding."""
         buckets = self.buckets.all
+        needed: list[Callable[[], Any]] = [lambda bucket=bucket: self._program(bucket) for bucket in reversed(buckets)]
+        needed += [lambda rows=rows: self._sampler(rows) for rows in sorted({b.rows for b in buckets}, reverse=True)]
+        needed += [
+            self._admit_program,
+            self._admit_options_program,
+            *self._blocks.programs(swaps=self.num_host_blocks > 0),
+        ]
+        needed += self._prompts.programs({bucket.tokens for bucket in buckets})
         if progress:
-            progress(0, len(buckets))
+            progress(0, len(needed))
         # XLA compiles outside the GIL: two at a time halve the wait, more would only contend for memory.
         with concurrent.futures.ThreadPoolExecutor(2) as pool:
-            pending = [pool.submit(self._program, bucket) for bucket in reversed(buckets)]
+            pending = [pool.submit(compile_one) for compile_one in needed]
             for done, _ in enumerate(concurrent.futures.as_completed(pending), 1):
                 if progress:
-                    progress(done, len(buckets))
-        self._compile_admit()
+                    progress(done, len(needed))
         for future in pending:
             future.result()
         for bucket in buckets:
-            self.collect(self._run(Step(), bucket))
+            launched = self._forward(Step(), bucket)
+            self._sample(launched)
+            self.collect(launched)
 
     def launch(self, step: Step) -> Launched:
         """Starts a step on the device. Steps run in the order of their launches.
+
+        A step with `masked` rows samples when `sample` is called; until then no other step may be launched.
 
         Raises:
           RecompilationError: strict mode, and the step needed a compilation.
         """
         assert step.slots
-        before = compilations.count
-        for admission in step.admissions:
-            packed = pack_admission(admission, self.slots.history.shape[1], self._max_pages)
-            self.slots = self._compile_admit()(self.slots, packed)
-        launched = self._run(step, self.buckets.pick(len(step.slots), step.total_tokens))
-        self.recompilations += compilations.count - before
-        if self.config.strict and self.recompilations:
-            raise RecompilationError(f"{self.recompilations} programs were compiled after warm-up")
+        with self._no_compilations():
+            self.kv_pages = self._blocks.apply(self.kv_pages, step)
+            for admission in step.admissions:
+                self._take_in(admission)
+            launched = self._forward(step, self.buckets.pick(len(step.slots), step.total_tokens))
+            if not step.masked:
+                self._sample(launched)
         return launched
+
+    def sample(self, launched: Launched, masks: np.ndarray) -> None:
+        """Starts the sampling of a launched step with `masked` rows.
+
+        Args:
+          masks: i32[len(step.masked), num_mask_words], a row for each of them: bit i of word w allows token 32 w + i.
+
+        Raises:
+          RecompilationError: as `launch`.
+        """
+        step, forwarded = launched.step, launched.forwarded
+        assert forwarded is not None and len(masks) == len(step.masked)
+        with self._no_compilations():
+            full = np.full((len(forwarded.logits), self.num_mask_words), -1, np.int32)
+            order = np.cumsum(step.samples) - 1
+            full[order[step.masked], : masks.shape[1]] = masks
+            self._sample(launched, full)
 
     def collect(self, launched: Launched) -> StepResult:
         """Waits for a step and returns its tokens."""
         step, sampled = launched.step, launched.sampled
+        assert sampled is not None, "a step with masked rows was not sampled"
         tokens = iter(np.asarray(sampled.tokens).tolist())
         token_ids = [[next(tokens)] if samples else [] for samples in step.samples]
-        return StepResult(token_ids, _logprob_rows(step, sampled) if step.wants_logprobs else None)
+        logprobs = _logprob_rows(step, sampled, self.step_options.vocab_size) if step.wants_logprobs else None
+        return StepResult(token_ids, logprobs, self._prompts.collect(step, launched.prompt_scores))
 
-    def _run(self, step: Step, bucket: Bucket) -> Launched:
+    def _take_in(self, admission: Admission) -> None:
+        """Tells the device about a request that takes a slot."""
+        request, max_len = admission.request, self.slots.history.shape[1]
+        packed = pack_admission(admission, max_len, self._max_pages, self.config.logprobs_mode)
+        self.slots = self._admit_program()(self.slots, packed)
+        if request.device_options is not None:
+            self.options = self._admit_options_program()(self.options, np.int32(admission.slot), request.device_options)
+
+    def _forward(self, step: Step, bucket: Bucket) -> Launched:
         packed = batch.pack(step, bucket, scratch_slot=len(self.slots.history) - 1, block_size=self.config.block_size)
         program = self._program(bucket)
-        self.kv_pages, self.slots, sampled = program(self.params, self.kv_pages, self.slots, packed)
+        self.kv_pages, self.slots, forwarded = program(self.params, self.kv_pages, self.slots, packed)
+        launched = Launched(step, forwarded)
+        if step.prompt_ranges:
+            launched.prompt_scores = self._prompts.launch(self.params, forwarded.hidden, step)
+        return launched
+
+    def _sample(self, launched: Launched, masks: np.ndarray | None = None) -> None:
+        forwarded = launched.forwarded
+        assert forwarded is not None, "sampled twice"
+        launched.forwarded = None
+        logits, rows, _ = forwarded
+        num_rows = len(logits)
+        given = self._all_allowed(num_rows) if masks is None else masks
+        self.slots, sampled = self._sampler(num_rows)(self.slots, self.options, logits, rows, given)
         sampled.tokens.copy_to_host_async()
-        if step.wants_logprobs:
+        if launched.step.wants_logprobs:
             jax.tree.map(lambda x: x.copy_to_host_async(), sampled)
-        return Launched(step, sampled)
+        launched.sampled = sampled
+
+    def _all_allowed(self, num_rows: int) -> jax.Array:
+        """Masks that forbid nothing, uploaded once."""
+        if num_rows not in self._no_masks:
+            self._no_masks[num_rows] = jax.device_put(np.full((num_rows, self.num_mask_words), -1, np.int32))
+        return self._no_masks[num_rows]
+
+    @contextlib.contextmanager
+    def _no_compilations(self) -> Iterator[None]:
+        """Counts what compiles meanwhile; in strict mode that is an error."""
+        before = compilations.count
+        yield
+        self.recompilations += compilations.count - before
+        if self.config.strict and self.recompilations:
+            raise RecompilationError(f"{self.recompilations} programs were compiled after warm-up")
 
     def _program(self, bucket: Bucket) -> jax.stages.Compiled:
         if bucket not in self.programs:
-            self.programs[bucket] = self._compile(bucket, _abstract(self.kv_pages))
+            self.programs[bucket] = self._compile_forward(bucket, abstract(self.kv_pages))
         return self.programs[bucket]
 
-    def _compile(self, bucket: Bucket, kv_pages: jax.ShapeDtypeStruct) -> jax.stages.Compiled:
-        step = make_step(self.module, self.options, bucket)
-        arguments = step_arguments(self.params, kv_pages, self.slots, bucket, self.config.block_size)
-        order = kv_cache.pages_format()
-        orders = (
-            {} if order is None else {"in_shardings": (None, order, None, None), "out_shardings": (order, None, None)}
-        )
-        lowered = jax.jit(step, donate_argnums=DONATED, **orders).lower(*arguments)
+    def _compile_forward(self, bucket: Bucket, kv_pages: jax.ShapeDtypeStruct) -> jax.stages.Compiled:
+        arguments = forward_arguments(self.params, kv_pages, self.slots, bucket, self.config.block_size)
+        lowered = lower_forward(self.module, self.step_options, bucket, arguments)
         return compile_step(lowered, compiler_options(jax.default_backend()))
 
-    def _compile_admit(self) -> jax.stages.Compiled:
-        if self._admit is None:
-            shapes = (self.slots.history, self.slots.block_table, self.slots.ints, self.slots.stop_ids)
-            size = 1 + sum(a.shape[1] for a in (*shapes, self.slots.floats))
-            packed = jax.ShapeDtypeStruct((size,), jnp.int32)
-            self._admit = jax.jit(admit, donate_argnums=0).lower(_abstract(self.slots), packed).compile()
-        return self._admit
+    def _sampler(self, num_rows: int) -> jax.stages.Compiled:
+        if num_rows not in self.samplers:
+            arguments = sample_arguments(self.slots, self.options, num_rows, self._vocab_rows)
+            lowered = jax.jit(make_sample(self.step_options), donate_argnums=SAMPLE_DONATED).lower(*arguments)
+            self.samplers[num_rows] = compile_step(lowered, compiler_options(jax.default_backend()))
+        return self.samplers[num_rows]
+
+    def _admit_program(self) -> jax.stages.Compiled:
+        packed = jax.ShapeDtypeStruct((admission_size(self.slots),), jnp.int32)
+        return self._admission("slots", admit, self.slots, packed)
+
+    def _admit_options_program(self) -> jax.stages.Compiled:
+        packed = jax.ShapeDtypeStruct((options_size(self.options),), jnp.int32)
+        return self._admission("options", admit_options, self.options, jax.ShapeDtypeStruct((), jnp.int32), packed)
+
+    def _admission(self, name: str, function: Callable[..., Any], state: Any, *arguments: Any) -> jax.stages.Compiled:
+        if name not in self._admissions:
+            lowered = jax.jit(function, donate_argnums=0).lower(abstract(state), *arguments)
+            self._admissions[name] = lowered.compile()
+        return self._admissions[name]
 
     def _largest_step_bytes(self) -> int:
-        """Temporaries of the largest step, from a compilation against a pool of two pages."""
+        """What the largest step takes besides the pool, from compilations against a pool of two pages.
+
+        That is the forward pass's temporaries and results, and the most that sampling or scoring prompts adds.
+        """
         model = self.module.config
         pool = kv_cache.abstract_pages(model, 2, self.config.block_size, self.config.kv_cache_dtype)
-        compiled = self._compile(self.buckets.all[-1], pool)
-        analysis = compiled.memory_analysis()
-        assert analysis is not None, "every backend that has memory to measure can analyse it"
-        return analysis.temp_size_in_bytes
+        forward = self._compile_forward(self.buckets.all[-1], pool)
+        rows = max(bucket.rows for bucket in self.buckets.all)
+        return _bytes(forward) + max(_bytes(self._sampler(rows)), _bytes(self._prompts.score_program()))
 
 
-def _abstract(tree):
-    """Shapes and dtypes of a pytree of arrays."""
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
+def _bytes(program: jax.stages.Compiled) -> int:
+    """A program's temporaries, and its results that are not updated in place."""
+    analysis = program.memory_analysis()
+    assert analysis is not None, "every backend that has memory to measure can analyse it"
+    return analysis.temp_size_in_bytes + analysis.output_size_in_bytes - analysis.alias_size_in_bytes
 
 
-def _logprob_rows(step: Step, sampled: Sampled) -> list[list[TokenLogprobs]]:
+def _logprob_rows(step: Step, sampled: Sampled, vocab_size: int) -> list[list[TokenLogprobs]]:
     """The log-probabilities of the rows that want them, cut to what each asked for."""
     tokens, logprobs, ranks = (x.tolist() for x in jax.device_get((sampled.tokens, sampled.logprobs, sampled.ranks)))
-    top_ids, top_logprobs = (np.asarray(x) for x in (sampled.top_ids, sampled.top_logprobs))
+    top_ids, top_logprobs, top_ranks = (
+        np.asarray(x) for x in (sampled.top_ids, sampled.top_logprobs, sampled.top_ranks)
+    )
     rows: list[list[TokenLogprobs]] = []
     sample_index = 0
     for request, samples in zip(step.requests, step.samples, strict=True):
-        i, wanted = sample_index, request.params.logprobs
+        i, params = sample_index, request.params
+        wanted, given = params.num_logprobs, params.logprob_token_ids
         sample_index += samples
         if not samples or wanted is None:
             rows.append([])
             continue
-        rows.append(
-            [
-                TokenLogprobs(
-                    tokens[i], logprobs[i], ranks[i], top_ids[i, :wanted].tolist(), top_logprobs[i, :wanted].tolist()
-                )
-            ]
-        )
+        k = len(given) if given else vocab_size if wanted == ALL_LOGPROBS else wanted
+        top = top_ids[i, :k].tolist(), top_logprobs[i, :k].tolist(), top_ranks[i, :k].tolist() if given else None
+        rows.append([TokenLogprobs(tokens[i], logprobs[i], ranks[i], *top)])
     return rows

@@ -1,19 +1,28 @@
-"""The one function that runs on the device each step; every bucket is a compilation of it."""
+"""The two functions that run on the device each step: `forward`, to logits, and `sample`, to tokens.
+
+They are two, so that the host can fill in grammar masks, which depend on the tokens of the step before, while the
+forward pass runs. Every bucket is a compilation of `forward`, every number of rows one of `sample`.
+"""
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 
+from jaxpaged.core.sampling_params import ALL_LOGPROBS, MAX_BEAM_WIDTH, MAX_LOGPROB_TOKEN_IDS
 from jaxpaged.device import batch as batches
-from jaxpaged.device.batch import Batch
+from jaxpaged.device.batch import Batch, SampleRows
 from jaxpaged.device.buckets import Bucket
-from jaxpaged.device.sampling import Sampled, sample
+from jaxpaged.device.kv_cache import pages_format
+from jaxpaged.device.logits_processor import LogitsProcessor
+from jaxpaged.device.options import Options, mask_words
+from jaxpaged.device.sampling import Sampled
+from jaxpaged.device.sampling import sample as sample_tokens
 from jaxpaged.device.slots import Slots
 from jaxpaged.layers.attention import PagedContext
 from jaxpaged.models.decoder import Decoder
@@ -31,6 +40,7 @@ class StepOptions:
       debug: the kernels check the integers that they are given.
       small_head: a mixed step in which at most this many rows sample runs the head on that many rows only;
         0: always on all rows. Worth a branch where the head's cost grows with its rows (CPU).
+      processors: logits processors that requests may name.
     """
 
     page_size: int
@@ -39,18 +49,59 @@ class StepOptions:
     implementation: str | None
     debug: bool = False
     small_head: int = 0
+    processors: tuple[LogitsProcessor, ...] = ()
 
 
-StepFunction = Callable[[dict, jax.Array, Slots, jax.Array], tuple[jax.Array, Slots, Sampled]]
+class Forwarded(NamedTuple):
+    """What the forward pass of a bucket leaves, besides the state.
 
-DONATED = (1, 2)
-"""The arguments of a step that it updates in place: KV pages and slots."""
+    Attributes:
+      logits: f32[R, V], raw, of the rows that sample; R = S.
+      rows: which these are.
+      hidden: [T, D], of every token after the final norm.
+    """
+
+    logits: jax.Array
+    rows: SampleRows
+    hidden: jax.Array
 
 
-def step_arguments(params: Any, kv_pages: Any, slots: Any, bucket: Bucket, page_size: int) -> tuple[Any, ...]:
-    """Shapes and dtypes of a step's arguments, from arrays or from shapes and dtypes."""
-    state = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (params, kv_pages, slots))
-    return *state, jax.ShapeDtypeStruct((batches.packed_size(bucket, page_size),), jnp.int32)
+Forward = Callable[[dict, jax.Array, Slots, jax.Array], tuple[jax.Array, Slots, Forwarded]]
+Sample = Callable[[Slots, Options, jax.Array, SampleRows, jax.Array], tuple[Slots, Sampled]]
+
+FORWARD_DONATED = (1, 2)
+"""The arguments of `forward` that it updates in place: KV pages and slots."""
+SAMPLE_DONATED = (0,)
+"""That of `sample`: slots."""
+
+
+def logprob_columns(max_logprobs: int, vocab_size: int) -> int:
+    """How many tokens' log-probabilities a step yields at most: also as many as beams need, or a request may name."""
+    if max_logprobs == ALL_LOGPROBS:
+        return vocab_size
+    return min(max(max_logprobs, 2 * MAX_BEAM_WIDTH, MAX_LOGPROB_TOKEN_IDS), vocab_size)
+
+
+def forward_arguments(params: Any, kv_pages: Any, slots: Any, bucket: Bucket, page_size: int) -> tuple[Any, ...]:
+    """Shapes and dtypes of the arguments of `forward`, from arrays or from shapes and dtypes."""
+    packed = jax.ShapeDtypeStruct((batches.packed_size(bucket, page_size),), jnp.int32)
+    return *abstract((params, kv_pages, slots)), packed
+
+
+def sample_arguments(slots: Any, wide: Any, num_rows: int, vocab_rows: int) -> tuple[Any, ...]:
+    """Shapes and dtypes of the arguments of `sample`; `vocab_rows` are those of the head."""
+    row: Any = jax.ShapeDtypeStruct((num_rows,), jnp.int32)
+    return (
+        *abstract((slots, wide)),
+        jax.ShapeDtypeStruct((num_rows, vocab_rows), jnp.float32),
+        SampleRows(row, row),
+        jax.ShapeDtypeStruct((num_rows, mask_words(vocab_rows)), jnp.int32),
+    )
+
+
+def abstract(tree: Any) -> Any:
+    """Shapes and dtypes of a pytree."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
 
 
 def compiler_options(platform: str) -> dict[str, str | bool]:
@@ -62,8 +113,17 @@ def compiler_options(platform: str) -> dict[str, str | bool]:
     return {"xla_gpu_experimental_force_split_k": "1"} if platform == "gpu" else {}
 
 
+def lower_forward(module: Decoder, options: StepOptions, bucket: Bucket, arguments: tuple[Any, ...]):
+    """`forward` of a bucket, ready to be compiled for this device: its pool lies as `kv_cache.pages_format` says."""
+    order = pages_format()
+    orders: dict[str, Any] = {}
+    if order is not None:
+        orders = {"in_shardings": (None, order, None, None), "out_shardings": (order, None, None)}
+    return jax.jit(make_forward(module, options, bucket), donate_argnums=FORWARD_DONATED, **orders).lower(*arguments)
+
+
 def compile_step(lowered: jax.stages.Lowered, options: dict[str, str | bool]) -> jax.stages.Compiled:
-    """The compiled step; without options that this XLA does not know, with a warning: they only save time."""
+    """The compiled program; without options that this XLA does not know, with a warning: they only save time."""
     try:
         return lowered.compile(options)
     except jax.errors.JaxRuntimeError as error:
@@ -73,14 +133,13 @@ def compile_step(lowered: jax.stages.Lowered, options: dict[str, str | bool]) ->
         return lowered.compile()
 
 
-def make_step(module: Decoder, options: StepOptions, bucket: Bucket) -> StepFunction:
-    """`step(params, kv_pages, slots, packed) -> (kv_pages, slots, sampled)`, to be jitted.
+def make_forward(module: Decoder, options: StepOptions, bucket: Bucket) -> Forward:
+    """`forward(params, kv_pages, slots, packed) -> (kv_pages, slots, forwarded)`, to be jitted.
 
-    `kv_pages` and `slots` are meant to be donated: `DONATED`. `sampled` has a row per entry of the batch's
-    `sample_rows`.
+    `kv_pages` and `slots` are meant to be donated: `FORWARD_DONATED`.
     """
 
-    def step(params: dict, kv_pages: jax.Array, slots: Slots, packed: jax.Array):
+    def forward(params: dict, kv_pages: jax.Array, slots: Slots, packed: jax.Array):
         batch = batches.unpack(packed, bucket)
         slots = batches.append_blocks(slots, batch)
         with jax.named_scope("lay_out"):
@@ -102,24 +161,40 @@ def make_step(module: Decoder, options: StepOptions, bucket: Bucket) -> StepFunc
             module.apply({"params": params}, layout.token_ids, layout.positions, context),
         )
         last = hidden.at[layout.query_start_loc[batch.sample_rows + 1] - 1].get(mode="clip")
-        with jax.named_scope("sample"):
-            sampled = _head(module, options, bucket, params, last, slots, batch)
-        return context.kv_pages, batches.record_tokens(slots, batch, sampled.tokens), sampled
+        logits = _head(module, options, bucket, params, last, batch)
+        return context.kv_pages, slots, Forwarded(logits, batches.rows_to_sample(slots, batch), hidden)
 
-    return step
+    return forward
+
+
+def make_sample(options: StepOptions) -> Sample:
+    """`sample(slots, wide, logits, rows, masks) -> (slots, sampled)`, to be jitted; see `sampling.sample`.
+
+    `slots` are meant to be donated: `SAMPLE_DONATED`. `sampled` has a row per row of the logits.
+    """
+
+    def sample(slots: Slots, wide: Options, logits: jax.Array, rows: SampleRows, masks: jax.Array):
+        with jax.named_scope("sample"):
+            sampled = sample_tokens(
+                logits,
+                slots,
+                wide,
+                rows.slots,
+                rows.positions,
+                masks,
+                vocab_size=options.vocab_size,
+                max_logprobs=options.max_logprobs,
+                processors=options.processors,
+            )
+        return batches.record_tokens(slots, rows, sampled.tokens), sampled
+
+    return sample
 
 
 def _head(
-    module: Decoder,
-    options: StepOptions,
-    bucket: Bucket,
-    params: dict,
-    hidden: jax.Array,
-    slots: Slots,
-    batch: Batch,
-) -> Sampled:
-    """Logits and sampling of the S rows' last hidden states [S, D]."""
-    rows = jnp.minimum(batch.sample_rows, bucket.rows - 1)  # padding repeats a row; its result is dropped
+    module: Decoder, options: StepOptions, bucket: Bucket, params: dict, hidden: jax.Array, batch: Batch
+) -> jax.Array:
+    """Logits [S, V] of the last hidden states [S, D] of the rows that sample, which come first."""
 
     def logits(n: int) -> jax.Array:
         first = cast(jax.Array, module.apply({"params": params}, hidden[:n], method="logits"))
@@ -127,14 +202,5 @@ def _head(
 
     few = options.small_head
     if bucket.decode_only or not 0 < few < bucket.rows:
-        values = logits(bucket.rows)
-    else:
-        values = jax.lax.cond(batch.num_samples <= few, lambda: logits(few), lambda: logits(bucket.rows))
-    return sample(
-        values,
-        slots,
-        batch.slots[rows],
-        (batch.starts + batch.query_lens)[rows],
-        vocab_size=options.vocab_size,
-        max_logprobs=options.max_logprobs,
-    )
+        return logits(bucket.rows)
+    return jax.lax.cond(batch.num_samples <= few, lambda: logits(few), lambda: logits(bucket.rows))

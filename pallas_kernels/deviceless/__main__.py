@@ -17,7 +17,7 @@ import jax
 
 from pallas_kernels.deviceless import DEVICES, CompileError, CompilerMissingError, compile_for
 from pallas_kernels.deviceless.devices import Gpu
-from pallas_kernels.deviceless.report import render, report
+from pallas_kernels.deviceless.report import render, report, report_sampling
 
 STEPS = "jaxpaged.device.abstract_step"  # by name: this package does not know that one
 
@@ -44,20 +44,22 @@ def main(argv: list[str] | None = None) -> int:
             num_layers=args.layers,
             **_given(args, "pool_bytes", "block_size", "max_model_len", "kv_cache_dtype"),
         )
-        options = {**step.compiler_options, **dict(args.xla)}
-        program = compile_for(
-            args.device,
-            step.function,
-            *step.args,
-            donate_argnums=step.donate_argnums,
-            compiler_options=options,
-            row_major=step.row_major,
-            may_spill=step.may_spill,
+        forward, sample = (
+            compile_for(
+                args.device,
+                program.function,
+                *program.args,
+                donate_argnums=program.donate_argnums,
+                compiler_options={**program.compiler_options, **dict(args.xla)},
+                row_major=program.row_major,
+                may_spill=program.may_spill,
+            )
+            for program in (step.forward, step.sample)
         )
     except (ValueError, NotImplementedError, CompileError, CompilerMissingError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
-    data = report(program, step.num_layers)
+    data = report(forward, step.num_layers) | {"sampling": report_sampling(sample)}
     print(render(data))
     if args.json:
         about = {"model": args.model, "batch": args.batch, "mixed": args.mixed, "jax": jax.__version__}

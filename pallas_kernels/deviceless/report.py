@@ -70,8 +70,20 @@ def report(program: Program, num_layers: int) -> dict[str, Any]:
     }
 
 
+def report_sampling(program: Program) -> dict[str, Any]:
+    """What is to be known of the program that turns a step's logits into tokens; sizes in bytes."""
+    return {
+        "seconds": round(program.seconds, 1),
+        "launches": len(program.launches),
+        "launches_always": sum(not launch.inside for launch in program.launches),
+        "copied_argument_bytes": program.copied_argument_bytes,
+        "temporary_bytes": program.temporary_bytes,
+        "spills": program.spills,
+    }
+
+
 def render(data: dict[str, Any]) -> str:
-    """The report as text."""
+    """The report as text; of the sampling, too, if `data` has it."""
     low, high = data["launches_per_layer_range"]
     spread = "" if low == high else f" (between {low} and {high})"
     lines = [
@@ -87,6 +99,7 @@ def render(data: dict[str, Any]) -> str:
         f"temporaries                  {data['temporary_bytes']:,} bytes",
         f"shared memory of a block     {data['max_shared_memory']:,} bytes at most",
         f"register spills              {data['spills'] or 'none'}",
+        *_render_sampling(data.get("sampling")),
         "",
         "one layer:",
     ]
@@ -104,6 +117,15 @@ def render(data: dict[str, Any]) -> str:
     lines += ["", "largest temporaries:"]
     lines += [f"  {b['bytes']:>14,} B  {b['shape']:30} {b['name']}" for b in data["temporaries"][:5]]
     return "\n".join(lines)
+
+
+def _render_sampling(data: dict[str, Any] | None) -> list[str]:
+    if data is None:
+        return []
+    return [
+        f"sampling, a program apart    {data['launches']} launches, {data['launches_always']} of them in every step; "
+        f"temporaries of {data['temporary_bytes']:,} bytes; compiled in {data['seconds']} s"
+    ]
 
 
 def _short(source: str) -> str:

@@ -20,7 +20,11 @@ def lay_out_mixed(slots, packed):
     batch = batches.unpack(packed, MIXED)
     slots = batches.append_blocks(slots, batch)
     layout = batches.lay_out(slots, batch, MIXED, PAGE)
-    return slots, layout, batches.record_tokens(slots, batch, jnp.arange(100, 100 + MIXED.rows))
+    return (
+        slots,
+        layout,
+        batches.record_tokens(slots, batches.rows_to_sample(slots, batch), jnp.arange(100, 100 + MIXED.rows)),
+    )
 
 
 @jax.jit
@@ -28,7 +32,11 @@ def lay_out_decode(slots, packed):
     batch = batches.unpack(packed, DECODE)
     slots = batches.append_blocks(slots, batch)
     layout = batches.lay_out(slots, batch, DECODE, PAGE)
-    return slots, layout, batches.record_tokens(slots, batch, jnp.arange(100, 100 + DECODE.rows))
+    return (
+        slots,
+        layout,
+        batches.record_tokens(slots, batches.rows_to_sample(slots, batch), jnp.arange(100, 100 + DECODE.rows)),
+    )
 
 
 def filled_slots():

@@ -229,7 +229,7 @@ def test_strict_raises_on_a_program_that_was_not_warm(tiny_module, tiny_params, 
     config = dataclasses.replace(tiny_config, num_kv_blocks=8, max_num_seqs=1, max_num_batched_tokens=4)
     runner = Runner(tiny_module, tiny_params, config, vocab_size=256, buckets=BucketTable([1], [4], max_num_seqs=1))
     step = Step(requests=[None], slots=[0], starts=[0], num_tokens=[1], samples=[True], total_tokens=1)
-    with pytest.raises(RecompilationError, match="1 program"):
+    with pytest.raises(RecompilationError, match="2 programs"):  # forward and sample
         runner.launch(step)
 
 

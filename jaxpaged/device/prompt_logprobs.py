@@ -1,0 +1,109 @@
+"""Log-probabilities of prompt tokens, from the hidden states that a forward pass leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpaged.core.sampling_params import ALL_LOGPROBS
+from jaxpaged.core.step import Step, TokenLogprobs
+from jaxpaged.device.logprobs import Logprobs, token_logprobs
+from jaxpaged.device.step_program import StepOptions, abstract, compile_step, compiler_options
+from jaxpaged.models.decoder import Decoder
+
+CHUNK = 64  # positions of one call: bounds the memory that their logits take
+
+
+class PromptLogprobs:
+    """Scores the prompt positions of steps, `CHUNK` at a time: one program, besides a gather for each T.
+
+    Args:
+      params: the model's, or their shapes and dtypes.
+    """
+
+    def __init__(self, module: Decoder, options: StepOptions, params: Any):
+        self._module, self._options, self._params = module, options, abstract(params)
+        self._score: jax.stages.Compiled | None = None
+        self._gathers: dict[int, jax.stages.Compiled] = {}
+
+    @property
+    def num_programs(self) -> int:
+        """Compiled programs."""
+        return len(self._gathers) + (self._score is not None)
+
+    def programs(self, token_counts: set[int]) -> list[Callable[[], Any]]:
+        """What compiles each program that steps of so many (padded) tokens will need."""
+        return [self.score_program, *(lambda t=t: self._gather(t) for t in sorted(token_counts))]
+
+    def launch(self, params: Any, hidden: jax.Array, step: Step) -> list[Logprobs]:
+        """Starts scoring the step's prompt ranges, one after the other, given its hidden states [T, D]."""
+        rows, tokens = _positions(step)
+        chunks = []
+        for start in range(0, len(rows), CHUNK):
+            packed = np.zeros((2, CHUNK), np.int32)
+            some = slice(start, start + CHUNK)
+            packed[0, : len(rows[some])], packed[1, : len(tokens[some])] = rows[some], tokens[some]
+            chosen = self._gather(len(hidden))(hidden, packed[0])
+            scores = self.score_program()(params, chosen, packed[1])
+            jax.tree.map(lambda x: x.copy_to_host_async(), scores)
+            chunks.append(scores)
+        return chunks
+
+    def collect(self, step: Step, chunks: list[Logprobs]) -> list[list[TokenLogprobs]]:
+        """Waits for what `launch` started: a list for each of the step's prompt ranges."""
+        if not chunks:
+            return []
+        scores = Logprobs(*(np.concatenate(arrays) for arrays in zip(*jax.device_get(chunks), strict=True)))
+        ranges, start = [], 0
+        for part in step.prompt_ranges:
+            request, rows = step.requests[part.row], slice(start, start + part.num_tokens)
+            wanted = request.params.prompt_logprobs
+            k = self._options.vocab_size if wanted == ALL_LOGPROBS else wanted
+            fields = (scores.logprob[rows], scores.rank[rows], scores.top_ids[rows, :k], scores.top_logprobs[rows, :k])
+            tokens = request.all_token_ids[part.first : part.first + part.num_tokens]
+            columns = (tokens, *(array.tolist() for array in fields))
+            ranges.append([TokenLogprobs(*record) for record in zip(*columns, strict=True)])
+            start += part.num_tokens
+        return ranges
+
+    def score_program(self) -> jax.stages.Compiled:
+        """The program `score(params, hidden [CHUNK, D], tokens i32[CHUNK]) -> Logprobs`, compiled once."""
+        if self._score is None:
+            config = self._module.config
+            hidden = jax.ShapeDtypeStruct((CHUNK, config.hidden_size), self._module.dtype)
+            tokens = jax.ShapeDtypeStruct((CHUNK,), jnp.int32)
+            lowered = jax.jit(self._make_score()).lower(self._params, hidden, tokens)
+            self._score = compile_step(lowered, compiler_options(jax.default_backend()))
+        return self._score
+
+    def _make_score(self) -> Callable[..., Logprobs]:
+        module, options = self._module, self._options
+
+        def score(params: dict, hidden: jax.Array, tokens: jax.Array) -> Logprobs:
+            logits = cast(jax.Array, module.apply({"params": params}, hidden, method="logits"))
+            return token_logprobs(logits, tokens, vocab_size=options.vocab_size, columns=options.max_logprobs)
+
+        return score
+
+    def _gather(self, num_tokens: int) -> jax.stages.Compiled:
+        if num_tokens not in self._gathers:
+            hidden = jax.ShapeDtypeStruct((num_tokens, self._module.config.hidden_size), self._module.dtype)
+            rows = jax.ShapeDtypeStruct((CHUNK,), jnp.int32)
+            self._gathers[num_tokens] = jax.jit(lambda hidden, rows: hidden[rows]).lower(hidden, rows).compile()
+        return self._gathers[num_tokens]
+
+
+def _positions(step: Step) -> tuple[np.ndarray, np.ndarray]:
+    """For each prompt position of a step: the packed token whose hidden state gives its distribution, and its id."""
+    ends = np.cumsum(step.num_tokens)
+    rows, tokens = [], []
+    for part in step.prompt_ranges:
+        row, request = part.row, step.requests[part.row]
+        first = int(ends[row]) - step.num_tokens[row] + part.first - 1 - step.starts[row]
+        rows.append(np.arange(first, first + part.num_tokens))
+        tokens.append(np.array(request.all_token_ids[part.first : part.first + part.num_tokens]))
+    return np.concatenate(rows), np.concatenate(tokens)
