@@ -1,0 +1,370 @@
+"""Structured outputs: a JSON schema, a regular expression, choices or a grammar becomes what may come next.
+
+The parser is llguidance's. It sees the bytes of the tokens only: any way of cutting a valid text into tokens is
+allowed, and the model chooses as it would without a grammar. Special tokens are no text and never come; a model's EOS
+tokens come where the text may end.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from llguidance import LLMatcher, LLTokenizer
+from llguidance.gbnf_to_lark import gbnf_to_lark
+
+from jaxpaged.core.sampling_params import StructuredOutputs
+from jaxpaged.errors import InvalidRequestError, UnsupportedError
+from jaxpaged.text.grammar_check import GrammarChecker, build_matcher, build_tokenizer, on_deep_stack
+from jaxpaged.text.tokenizer import Tokenizer
+
+MAX_CHARS = 256 << 10  # of a schema, grammar or regular expression
+MAX_GBNF_WORK = 2_000_000  # rules x characters: the converter looks at every rule for every rule
+CACHE_BYTES = 256 << 20
+
+_OPTIONS = '\n%llguidance {"no_forcing": true}\n'  # the model cuts the text into tokens, not the grammar
+# Enough for compact and for indented JSON, and too little to write blanks for ever.
+_BLANKS = {"whitespace_pattern": r" {1,4}|\r?\n[ \t]{0,40}"}
+_GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
+_MAX_REASON = 300
+
+
+class GrammarCompiler:
+    """Compiles structured outputs for one tokenizer, and keeps what it compiled. Safe to use from many threads.
+
+    Args:
+      tokenizer: whose tokens the model produces.
+      vocab_size: rows of the model's head, maybe more than the tokenizer has tokens.
+      eos_token_ids: ids that end a text.
+      cache_bytes: memory for compiled grammars; the least recently used go first.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        vocab_size: int,
+        eos_token_ids: Iterable[int] = (),
+        *,
+        cache_bytes: int = CACHE_BYTES,
+    ):
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._eos_token_ids = frozenset(i for i in eos_token_ids if 0 <= i < vocab_size)
+        self._cache = GrammarCache(cache_bytes)
+        self._lock = threading.Lock()  # one compilation at a time
+        self._vocabulary: _Vocabulary | None = None
+
+    def compile(self, wanted: StructuredOutputs, *, ignore_eos: bool = False) -> LLGuidanceGrammar:
+        """A grammar at its start, for one sample.
+
+        Args:
+          ignore_eos: no EOS comes; the text goes on while the grammar can, and ends where it cannot.
+
+        Raises:
+          InvalidRequestError: it is not valid, not supported, too large or too hard, or matches no text.
+        """
+        source = llguidance_source(wanted)
+        key = hashlib.sha256(source.encode()).digest()
+        found = self._cache.get(key)
+        if found is None:
+            with self._lock:
+                found = self._cache.get(key)
+                if found is None:
+                    found, size = self._compile(source)
+                    self._cache.put(key, found, size)
+        if isinstance(found, str):
+            raise _invalid(f"{wanted.kind}: {found}")
+        assert self._vocabulary is not None
+        eos = frozenset() if ignore_eos else self._eos_token_ids
+        grammar = LLGuidanceGrammar(found.deep_copy(), self._vocabulary, eos)
+        if grammar.error:
+            raise _invalid(f"{wanted.kind}: {grammar.error}")
+        if grammar.finished and not eos:
+            raise _invalid(f"{wanted.kind}: matches the empty text only, and nothing ends it with ignore_eos")
+        return grammar
+
+    def close(self) -> None:
+        """Ends the process that tries out new grammars. Another `compile` starts one anew."""
+        with self._lock:
+            if self._vocabulary is not None:
+                self._vocabulary.checker.close()
+
+    def _compile(self, source: str) -> tuple[LLMatcher | str, int]:
+        """The compiled grammar or what is wrong with it, and the bytes that it takes."""
+        if self._vocabulary is None:
+            self._vocabulary = _Vocabulary(self._tokenizer, self._vocab_size, self._eos_token_ids)
+        vocabulary = self._vocabulary
+        verdict = vocabulary.checker.check(source)
+        if verdict.error:
+            return _reason(verdict.error), len(source)
+        matcher = on_deep_stack(lambda: build_matcher(vocabulary.tokens, source))
+        return (_reason(matcher.get_error()) if matcher.is_error() else matcher), len(source) + verdict.size
+
+
+class GrammarCache:
+    """Compiled grammars, and what was wrong with others, by digest: the least recently used make room."""
+
+    ENTRY_BYTES = 4096  # of an entry itself, about
+
+    def __init__(self, capacity: int):
+        self._capacity = capacity
+        self._entries: OrderedDict[bytes, tuple[LLMatcher | str, int]] = OrderedDict()
+        self._lock = threading.Lock()
+        self.num_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, key: bytes) -> LLMatcher | str | None:
+        with self._lock:
+            if key not in self._entries:
+                return None
+            self._entries.move_to_end(key)
+            return self._entries[key][0]
+
+    def put(self, key: bytes, value: LLMatcher | str, size: int) -> None:
+        """Adds an entry of `size` bytes; one that is larger than the whole cache is not kept."""
+        size += self.ENTRY_BYTES
+        if size > self._capacity:
+            return
+        with self._lock:
+            self._entries[key] = value, size
+            self.num_bytes += size
+            while self.num_bytes > self._capacity:
+                _, (_, freed) = self._entries.popitem(last=False)
+                self.num_bytes -= freed
+
+
+class _Vocabulary:
+    """What all grammars of a tokenizer share.
+
+    Attributes:
+      size: ids below it may be text; llguidance's own end of the text is this id.
+      plain: i32 words of a mask of the ids that are text: neither special nor EOS.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: frozenset[int]):
+        self.size = min(tokenizer.vocab_size, vocab_size)
+        hidden = tokenizer.special_ids | eos_token_ids
+        try:
+            tokens = [b"" if i in hidden else tokenizer.token_bytes(i) for i in range(self.size)]
+        except UnsupportedError as error:
+            raise _invalid(f"this model's tokenizer cannot be used with grammars: {error}") from error
+        self.tokens: LLTokenizer = build_tokenizer(tokens)
+        self.checker = GrammarChecker(tokens)
+        self.plain = _mask_of([i for i, token in enumerate(tokens) if token], self.num_words)
+
+    @property
+    def num_words(self) -> int:
+        """Words of llguidance's masks, which have a bit for the end."""
+        return self.size // 32 + 1
+
+
+class LLGuidanceGrammar:
+    """One sample's way through a grammar; a `Grammar` of core/request.py.
+
+    Attributes:
+      finished: the text is complete and nothing can follow it.
+      error: what went wrong, or "". Then any token is allowed, and none accepted.
+    """
+
+    def __init__(self, matcher: LLMatcher, vocabulary: _Vocabulary, eos_token_ids: frozenset[int]):
+        self._start(matcher, vocabulary, eos_token_ids, np.empty(vocabulary.num_words, np.int32))
+        self._look_ahead()
+
+    def _start(self, matcher: LLMatcher, vocabulary: _Vocabulary, eos: frozenset[int], mask: np.ndarray) -> None:
+        self._matcher = matcher
+        self._vocabulary = vocabulary
+        self._eos_token_ids = eos
+        self._mask = mask  # text that may come next; valid unless _stale
+        self._address, self._num_bytes = mask.ctypes.data, mask.nbytes
+        self._stale = True
+        self._may_end = False
+        self.finished = False
+        self.error = ""
+
+    def accept(self, token_id: int) -> bool:
+        """Moves on by a sampled token. False: it cannot follow, or a limit was reached; then `error` says why."""
+        if self.error:
+            return False
+        if token_id in self._eos_token_ids:
+            self._look_ahead()
+            self.finished = self._may_end
+            return self._may_end or self._fail(self.error or "the text ends too early")
+        if self.finished:
+            return self._fail(f"token {token_id} follows a complete text")
+        if not 0 <= token_id < self._vocabulary.size or not self._matcher.consume_token(token_id):
+            return self._fail(_reason(self._matcher.get_error()) or f"token {token_id} cannot follow")
+        self._stale = True
+        if self._matcher.is_accepting():
+            self._look_ahead()  # whether something can follow
+        return not self.error
+
+    def fill(self, mask: np.ndarray) -> None:
+        """Writes which tokens may come next.
+
+        Args:
+          mask: a writable int32 NumPy row of ceil(vocab_size / 32) words; bit i of word w is token 32 w + i.
+        """
+        if not self.error:
+            self._look_ahead()
+        if self.error or (self.finished and not self._eos_token_ids):
+            mask.fill(-1)  # a row that allows nothing has no distribution; `accept` refuses what comes
+            return
+        words = min(len(mask), len(self._mask))
+        mask[:words] = self._mask[:words]
+        mask[words:] = 0
+        if self._may_end:
+            for i in self._eos_token_ids:
+                mask.view(np.uint32)[i // 32] |= np.uint32(1 << i % 32)
+
+    def copy(self) -> LLGuidanceGrammar:
+        """An independent one in the same state."""
+        twin = object.__new__(LLGuidanceGrammar)
+        twin._start(self._matcher.deep_copy(), self._vocabulary, self._eos_token_ids, self._mask.copy())
+        twin._stale, twin._may_end, twin.finished, twin.error = self._stale, self._may_end, self.finished, self.error
+        return twin
+
+    def _look_ahead(self) -> None:
+        """Computes what may follow, unless it is known."""
+        if not self._stale:
+            return
+        self._stale = False
+        self._matcher.unsafe_compute_mask_ptr(self._address, self._num_bytes)
+        if self._matcher.is_error():
+            self._fail(_reason(self._matcher.get_error()))
+            return
+        size = self._vocabulary.size
+        self._may_end = bool(self._mask[size // 32] >> (size % 32) & 1)
+        np.bitwise_and(self._mask, self._vocabulary.plain, out=self._mask)
+        if not self._mask.any():
+            if self._may_end:
+                self.finished = True
+            else:
+                self._fail("no token of this model can continue the text")
+
+    def _fail(self, why: str) -> bool:
+        self.error = why
+        return False
+
+
+def llguidance_source(wanted: StructuredOutputs) -> str:
+    """The grammar in llguidance's own form.
+
+    Raises:
+      InvalidRequestError: too large, or no valid JSON, Unicode or EBNF.
+    """
+    try:
+        source = _SOURCES[wanted.kind](getattr(wanted, wanted.kind))
+        source.encode()
+    except (ValueError, TypeError, RecursionError, GrammarSyntaxError) as error:
+        if isinstance(error, InvalidRequestError):
+            raise
+        raise _invalid(f"{wanted.kind}: {_reason(str(error))}") from error
+    return source
+
+
+class GrammarSyntaxError(Exception):
+    """An EBNF grammar that cannot be read."""
+
+
+def _json_source(schema: str | dict[str, Any]) -> str:
+    if isinstance(schema, str):
+        _check_length(schema)
+        schema = json.loads(schema, parse_constant=_no_constant)
+    if isinstance(schema, bool):
+        schema = {} if schema else {"not": {}}
+    if not isinstance(schema, dict):
+        raise ValueError(f"a schema is an object, not {type(schema).__name__}")
+    options = schema.get("x-guidance", {})
+    schema = {**schema, "x-guidance": {**_BLANKS, **options} if isinstance(options, dict) else options}
+    text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
+    _check_length(text)
+    return _lark("start: %json " + text)
+
+
+def _regex_source(pattern: str) -> str:
+    _check_length(pattern)
+    (grammar,) = json.loads(LLMatcher.grammar_from_regex(pattern))["grammars"]
+    return _lark(grammar["lark_grammar"])
+
+
+def _choice_source(choices: list[str]) -> str:
+    if not choices or not all(isinstance(choice, str) for choice in choices):
+        raise ValueError("takes a list of at least one text")
+    text = " | ".join(map(_literal, choices))
+    _check_length(text)
+    return _lark(f"start: CHOICE\nCHOICE: {text}")
+
+
+def _literal(text: str) -> str:
+    """A text as Lark writes it: anything but letters and digits by its number."""
+    if not text:
+        return '""'
+    return "/" + "".join(c if c.isascii() and c.isalnum() else f"\\x{{{ord(c):x}}}" for c in text) + "/"
+
+
+def _grammar_source(text: str) -> str:
+    """Lark's notation, unless a rule is written `name ::= ...`, as in EBNF (GBNF)."""
+    _check_length(text)
+    rules = len(_GBNF_RULE.findall(text))
+    if not rules:
+        return _lark(text)
+    if rules * len(text) > MAX_GBNF_WORK:
+        raise ValueError(f"an EBNF grammar of {rules} rules and {len(text)} characters is too large")
+    try:
+        return _lark(gbnf_to_lark(text))
+    except RecursionError:
+        raise
+    except Exception as error:  # the converter raises plain exceptions
+        raise GrammarSyntaxError(str(error)) from error
+
+
+_SOURCES = {
+    "json": _json_source,
+    "json_object": lambda _: _json_source({"type": "object"}),
+    "regex": _regex_source,
+    "choice": _choice_source,
+    "grammar": _grammar_source,
+}
+
+
+def _lark(text: str) -> str:
+    return json.dumps({"grammars": [{"lark_grammar": text + _OPTIONS}]}, ensure_ascii=False)
+
+
+def _check_length(text: str) -> None:
+    if not isinstance(text, str):
+        raise TypeError(f"takes a text, not {type(text).__name__}")
+    if len(text) > MAX_CHARS:
+        raise ValueError(f"{len(text)} characters, at most {MAX_CHARS}")
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _mask_of(ids: Iterable[int], num_words: int) -> np.ndarray:
+    bits = np.zeros(num_words * 32, np.uint8)
+    bits[list(ids)] = 1
+    return np.packbits(bits, bitorder="little").view(np.int32)
+
+
+def _invalid(message: str) -> InvalidRequestError:
+    return InvalidRequestError(f"structured_outputs.{message}"[:1000], param="structured_outputs")
+
+
+def _reason(message: str) -> str:
+    """llguidance's message on one line, without the grammar's text around it, places in our wrapping, and traces."""
+    if message.startswith("panic:"):
+        return "llguidance cannot handle it"
+    message = message.split("<backtrace>")[0].replace("<non-verbose/>", "")
+    message = re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", message)
+    lines = [line.strip() for line in message.splitlines() if not re.match(r"\s*(\d+ \||\^|$)", line)]
+    return " ".join(lines)[:_MAX_REASON]

@@ -1,0 +1,228 @@
+"""Compiling grammars that strangers write: tried out first in a process that may die.
+
+llguidance limits the work of a step, but some inputs of a few hundred bytes still take it minutes to compile, and deep
+ones end the whole process in a stack overflow. No list of bad inputs is complete. So each new grammar is compiled in a
+child first, under a limit of processor time and of memory; only what came through is compiled here. The child also
+tells how much memory a compiled grammar keeps.
+
+Run as a script this file is the child, so it imports nothing of jaxpaged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import IO, Any, TypeVar
+
+import msgspec
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+CPU_SECONDS = 0.7  # for one grammar
+MEMORY_BYTES = 768 << 20  # beyond what the child has when it is ready
+STACK_BYTES = 256 << 20  # where grammars are compiled: address space, touched only as far as a grammar is deep
+TOO_HARD = "it takes too much time, memory or depth to compile"
+
+_WALL_SECONDS = 60.0  # a child that says nothing for so long is stuck, however slow the machine
+_NO_TEXT = "it matches no text"
+Result = TypeVar("Result")
+
+
+class Verdict(msgspec.Struct, array_like=True):
+    """What the child found: `error` is "" for a good grammar; `size` is the bytes that it keeps in memory."""
+
+    error: str
+    size: int
+
+
+class _Wrapper:
+    """A vocabulary as `LLTokenizer` reads it. Its last token is the end of the text, known to the grammar alone."""
+
+    is_tokenizer_wrapper = True
+    bos_token_id = None
+
+    def __init__(self, tokens: Sequence[bytes]):
+        self.tokens = [*tokens, b"<end>"]
+        self.eos_token_id = len(tokens)
+        self.special_token_ids = [len(tokens)]
+
+    def __call__(self, text: str) -> list[int]:
+        """Asked for only if grammars were to force tokens, which they are told not to."""
+        raise NotImplementedError("grammars must not depend on how a text is cut into tokens")
+
+
+def build_tokenizer(tokens: Sequence[bytes]) -> LLTokenizer:
+    """The tokens of a vocabulary by id; those without bytes are never produced. Id `len(tokens)` is the end."""
+    return LLTokenizer(_Wrapper(tokens), eos_token=len(tokens))  # pyright: ignore[reportArgumentType]
+
+
+def build_matcher(tokenizer: LLTokenizer, source: str) -> LLMatcher:
+    """Compiles a grammar; its `get_error` says what is wrong with it."""
+    return LLMatcher(tokenizer, source, log_level=0, limits=_LIMITS)
+
+
+def on_deep_stack(function: Callable[[], Result]) -> Result:
+    """Runs something on a thread with STACK_BYTES of stack; it must not raise."""
+    results: list[Result] = []
+    with _STACK_LOCK:
+        before = threading.stack_size(STACK_BYTES)
+        try:
+            thread = threading.Thread(target=lambda: results.append(function()), daemon=True)
+            thread.start()
+        finally:
+            threading.stack_size(before)
+    thread.join()
+    return results[0]
+
+
+_STACK_LOCK = threading.Lock()  # the size of stacks is the process's
+_LIMITS = LLParserLimits(
+    max_items_in_row=10_000,  # an object of N optional properties has 4 N
+    step_lexer_fuel=200_000,  # about 15 ms
+    step_max_items=50_000,
+    max_lexer_states=30_000,  # about 1.5 KB each, for each text under way
+    max_grammar_size=200_000,
+    precompute_large_lexemes=False,
+    verbose_errors=False,
+)
+
+
+class GrammarChecker:
+    """The child, started when it is first needed and again when it died. One grammar at a time; from one thread."""
+
+    def __init__(self, tokens: Sequence[bytes]):
+        self._vocabulary = msgspec.msgpack.encode(list(tokens))
+        self._child: subprocess.Popen[bytes] | None = None
+        self._end: Callable[[], Any] = lambda: None
+
+    def check(self, source: str) -> Verdict:
+        """Compiles a grammar in the child."""
+        child = self._child or self._start()
+        assert child.stdin is not None
+        watchdog = threading.Timer(_WALL_SECONDS, child.kill)
+        watchdog.daemon = True
+        watchdog.start()
+        try:
+            _write(child.stdin, source.encode())
+            return msgspec.msgpack.decode(_read(child.stdout), type=Verdict)
+        except (OSError, EOFError):
+            self.close()
+            return Verdict(TOO_HARD, 0)
+        finally:
+            watchdog.cancel()
+
+    def close(self) -> None:
+        """Ends the child, if there is one."""
+        self._end()
+        self._child = None
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        env = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            "MALLOC_ARENA_MAX": "1",  # then what malloc says of itself is all there is
+        }
+        command = [sys.executable, "-P", __file__]  # -P: the modules beside this file hide no others
+        child = subprocess.Popen(
+            command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        )
+        self._child, self._end = child, weakref.finalize(self, _end, child)
+        assert child.stdin is not None
+        _write(child.stdin, self._vocabulary)
+        _read(child.stdout)  # it is ready
+        return child
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    child.kill()
+    child.wait()
+    for pipe in (child.stdin, child.stdout):
+        if pipe is not None:
+            with contextlib.suppress(OSError):  # it may hold what the child did not read
+                pipe.close()
+
+
+def _write(pipe: IO[bytes], message: bytes) -> None:
+    pipe.write(len(message).to_bytes(4, "little") + message)
+    pipe.flush()
+
+
+def _read(pipe: IO[bytes] | None) -> bytes:
+    """Raises EOFError if the other side is gone."""
+    assert pipe is not None
+    header = pipe.read(4)
+    message = pipe.read(int.from_bytes(header, "little"))
+    if len(header) < 4 or len(message) < int.from_bytes(header, "little"):
+        raise EOFError
+    return message
+
+
+def _serve(requests: IO[bytes], answers: IO[bytes]) -> None:
+    """The child: reads a vocabulary, then grammars."""
+    tokenizer = build_tokenizer(msgspec.msgpack.decode(_read(requests), type=list[bytes]))
+    used = _memory()
+    resource.setrlimit(resource.RLIMIT_AS, (used + STACK_BYTES + MEMORY_BYTES, resource.RLIM_INFINITY))
+    _write(answers, b"")
+    while True:
+        source = _read(requests).decode()
+        signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)  # its signal ends the process
+        verdict = _try_out(tokenizer, source)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        _write(answers, msgspec.msgpack.encode(verdict))
+
+
+def _try_out(tokenizer: LLTokenizer, source: str) -> Verdict:
+    """Compiles on a deep stack, then does on this small one what will be done with the grammar later."""
+    before = _allocated()
+    matcher = on_deep_stack(lambda: build_matcher(tokenizer, source))
+    if matcher.is_error():
+        return Verdict(matcher.get_error(), 0)
+    copy = matcher.deep_copy()
+    copy.compute_bitmask()
+    if copy.is_error():
+        dead_end = copy.stop_reason().startswith("NoExtension")
+        return Verdict(_NO_TEXT if dead_end else copy.get_error(), 0)
+    del copy
+    return Verdict("", max(0, _allocated() - before))
+
+
+_MALL_INFO = (
+    "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost",
+)  # fmt: skip
+
+
+class _MallInfo(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in _MALL_INFO]
+
+
+def _allocated() -> int:
+    """Bytes that malloc has given out; 0 where the C library does not tell."""
+    try:
+        info = ctypes.CDLL(None).mallinfo2
+    except AttributeError:
+        return 0
+    info.restype = _MallInfo
+    told = info()
+    return told.uordblks + told.hblkhd
+
+
+def _memory() -> int:
+    """Bytes of address space in use."""
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[0]) * resource.getpagesize()
+    except OSError:
+        return 1 << 40  # unknown: then no limit in effect
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, whose end closes our input
+    with contextlib.suppress(EOFError):
+        _serve(sys.stdin.buffer, sys.stdout.buffer)
