@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,13 +16,17 @@ import pytest
 from jaxpaged import models
 from jaxpaged.config import EngineConfig
 from jaxpaged.core.block_manager import BlockManager
+from jaxpaged.core.policy import policy_key
 from jaxpaged.core.scheduler import Scheduler
 from jaxpaged.device.buckets import BucketTable
 from jaxpaged.device.runner import Runner
 from jaxpaged.engine.engine import Engine
 from tests.engine.tiny import BLOCK, GREEDY, MAX_LEN, POOL, TINY_LLAMA, VOCAB, Answer, run
+from tests.engine.workloads import EOS, Answers, Job, Setting, play
 
 MakeEngine = Callable[..., Engine]
+BUCKETS = BucketTable([1, 8], [16, 64], max_num_seqs=8)
+LARGEST_BUCKETS = BucketTable([8], [64], max_num_seqs=8)
 
 
 @pytest.fixture(scope="session")
@@ -47,6 +52,7 @@ def tiny_config() -> EngineConfig:
         max_num_batched_tokens=64,
         num_kv_blocks=POOL,
         max_logprobs=8,
+        swap_space=0.001,
         attention_implementation="xla",
         compilation_cache_dir="",
         strict=True,
@@ -55,9 +61,7 @@ def tiny_config() -> EngineConfig:
 
 @pytest.fixture(scope="session")
 def runner(tiny_module, tiny_params, tiny_config) -> Runner:
-    runner = Runner(
-        tiny_module, tiny_params, tiny_config, vocab_size=VOCAB, buckets=BucketTable([1, 8], [16, 64], max_num_seqs=8)
-    )
+    runner = Runner(tiny_module, tiny_params, tiny_config, vocab_size=VOCAB, buckets=BUCKETS)
     runner.warm_up()
     return runner
 
@@ -75,12 +79,21 @@ def make_engine(runner, tiny_config) -> MakeEngine:
         caching: bool = True,
         eos: Sequence[int] = (),
         poison: bool = False,
+        buckets: BucketTable = BUCKETS,
+        scheduling: dict[str, Any] | None = None,
         **block_manager_options,
     ) -> Engine:
+        runner.buckets = buckets
         if poison:
             runner.kv_pages = jnp.full_like(runner.kv_pages, jnp.nan)
         manager = BlockManager(blocks, BLOCK, enable_prefix_caching=caching, **block_manager_options)
-        scheduler = Scheduler(manager, max_num_seqs=seqs, max_num_batched_tokens=tokens, max_model_len=MAX_LEN)
+        scheduler = Scheduler(
+            manager,
+            max_num_seqs=seqs,
+            max_num_batched_tokens=tokens,
+            max_model_len=MAX_LEN,
+            **(scheduling or {}),
+        )
         config = dataclasses.replace(tiny_config, overlap=overlap, num_kv_blocks=blocks)
         return Engine(scheduler, runner, config, vocab_size=VOCAB, eos_token_ids=eos)
 
@@ -93,5 +106,44 @@ def solo(make_engine) -> Callable[..., Answer]:
 
     def run_alone(token_ids, params=GREEDY, **options) -> Answer:
         return run(make_engine(caching=False, overlap=False, **options), [token_ids], params)[0]
+
+    return run_alone
+
+
+@pytest.fixture
+def make_setting(make_engine) -> Callable[[Setting], Engine]:
+    """An engine of a workload; what nobody has written is NaN."""
+
+    def make(setting: Setting) -> Engine:
+        config = EngineConfig(scheduling_policy=setting.policy, ageing=10.0)
+        return make_engine(
+            blocks=setting.blocks,
+            tokens=setting.tokens,
+            seqs=setting.seqs,
+            overlap=setting.overlap,
+            caching=setting.caching,
+            eos=EOS,
+            poison=True,
+            buckets=LARGEST_BUCKETS if setting.largest_buckets else BUCKETS,
+            scheduling={"key": policy_key(config), "num_host_blocks": setting.swap_blocks},
+        )
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def _answers_alone() -> dict[str, Answers]:
+    return {}
+
+
+@pytest.fixture
+def solo_job(make_engine, _answers_alone) -> Callable[[Job], Answers]:
+    """A job alone on a fresh engine with room for everything; remembered."""
+
+    def run_alone(job: Job) -> Answers:
+        job = dataclasses.replace(job, arrival=0, abort=None)
+        if (key := repr(job)) not in _answers_alone:
+            _answers_alone[key] = play(make_engine(caching=False, overlap=False, eos=EOS, poison=True), (job,))
+        return _answers_alone[key]
 
     return run_alone
