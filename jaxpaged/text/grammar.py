@@ -8,31 +8,20 @@ tokens come where the text may end.
 from __future__ import annotations
 
 import hashlib
-import json
-import re
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
-from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from jaxpaged.core.sampling_params import StructuredOutputs
-from jaxpaged.errors import InvalidRequestError, UnsupportedError
+from jaxpaged.errors import UnsupportedError
 from jaxpaged.text.grammar_check import GrammarChecker, build_matcher, build_tokenizer, on_deep_stack
+from jaxpaged.text.grammar_source import invalid, llguidance_source, reason
 from jaxpaged.text.tokenizer import Tokenizer
 
-MAX_CHARS = 256 << 10  # of a schema, grammar or regular expression
-MAX_GBNF_WORK = 2_000_000  # rules x characters: the converter looks at every rule for every rule
 CACHE_BYTES = 256 << 20
-
-_OPTIONS = '\n%llguidance {"no_forcing": true}\n'  # the model cuts the text into tokens, not the grammar
-# Enough for compact and for indented JSON, and too little to write blanks for ever.
-_BLANKS = {"whitespace_pattern": r" {1,4}|\r?\n[ \t]{0,40}"}
-_GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
-_MAX_REASON = 300
 
 
 class GrammarCompiler:
@@ -79,14 +68,14 @@ class GrammarCompiler:
                     found, size = self._compile(source)
                     self._cache.put(key, found, size)
         if isinstance(found, str):
-            raise _invalid(f"{wanted.kind}: {found}")
+            raise invalid(f"{wanted.kind}: {found}")
         assert self._vocabulary is not None
         eos = frozenset() if ignore_eos else self._eos_token_ids
         grammar = LLGuidanceGrammar(found.deep_copy(), self._vocabulary, eos)
         if grammar.error:
-            raise _invalid(f"{wanted.kind}: {grammar.error}")
+            raise invalid(f"{wanted.kind}: {grammar.error}")
         if grammar.finished and not eos:
-            raise _invalid(f"{wanted.kind}: matches the empty text only, and nothing ends it with ignore_eos")
+            raise invalid(f"{wanted.kind}: matches the empty text only, and nothing ends it with ignore_eos")
         return grammar
 
     def close(self) -> None:
@@ -102,9 +91,9 @@ class GrammarCompiler:
         vocabulary = self._vocabulary
         verdict = vocabulary.checker.check(source)
         if verdict.error:
-            return _reason(verdict.error), len(source)
+            return reason(verdict.error), len(source)
         matcher = on_deep_stack(lambda: build_matcher(vocabulary.tokens, source))
-        return (_reason(matcher.get_error()) if matcher.is_error() else matcher), len(source) + verdict.size
+        return (reason(matcher.get_error()) if matcher.is_error() else matcher), len(source) + verdict.size
 
 
 class GrammarCache:
@@ -155,7 +144,7 @@ class _Vocabulary:
         try:
             tokens = [b"" if i in hidden else tokenizer.token_bytes(i) for i in range(self.size)]
         except UnsupportedError as error:
-            raise _invalid(f"this model's tokenizer cannot be used with grammars: {error}") from error
+            raise invalid(f"this model's tokenizer cannot be used with grammars: {error}") from error
         self.tokens: LLTokenizer = build_tokenizer(tokens)
         self.checker = GrammarChecker(tokens)
         self.plain = _mask_of([i for i, token in enumerate(tokens) if token], self.num_words)
@@ -200,7 +189,7 @@ class LLGuidanceGrammar:
         if self.finished:
             return self._fail(f"token {token_id} follows a complete text")
         if not 0 <= token_id < self._vocabulary.size or not self._matcher.consume_token(token_id):
-            return self._fail(_reason(self._matcher.get_error()) or f"token {token_id} cannot follow")
+            return self._fail(reason(self._matcher.get_error()) or f"token {token_id} cannot follow")
         self._stale = True
         if self._matcher.is_accepting():
             self._look_ahead()  # whether something can follow
@@ -238,7 +227,7 @@ class LLGuidanceGrammar:
         self._stale = False
         self._matcher.unsafe_compute_mask_ptr(self._address, self._num_bytes)
         if self._matcher.is_error():
-            self._fail(_reason(self._matcher.get_error()))
+            self._fail(reason(self._matcher.get_error()))
             return
         size = self._vocabulary.size
         self._may_end = bool(self._mask[size // 32] >> (size % 32) & 1)
@@ -254,117 +243,7 @@ class LLGuidanceGrammar:
         return False
 
 
-def llguidance_source(wanted: StructuredOutputs) -> str:
-    """The grammar in llguidance's own form.
-
-    Raises:
-      InvalidRequestError: too large, or no valid JSON, Unicode or EBNF.
-    """
-    try:
-        source = _SOURCES[wanted.kind](getattr(wanted, wanted.kind))
-        source.encode()
-    except (ValueError, TypeError, RecursionError, GrammarSyntaxError) as error:
-        if isinstance(error, InvalidRequestError):
-            raise
-        raise _invalid(f"{wanted.kind}: {_reason(str(error))}") from error
-    return source
-
-
-class GrammarSyntaxError(Exception):
-    """An EBNF grammar that cannot be read."""
-
-
-def _json_source(schema: str | dict[str, Any]) -> str:
-    if isinstance(schema, str):
-        _check_length(schema)
-        schema = json.loads(schema, parse_constant=_no_constant)
-    if isinstance(schema, bool):
-        schema = {} if schema else {"not": {}}
-    if not isinstance(schema, dict):
-        raise ValueError(f"a schema is an object, not {type(schema).__name__}")
-    options = schema.get("x-guidance", {})
-    schema = {**schema, "x-guidance": {**_BLANKS, **options} if isinstance(options, dict) else options}
-    text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
-    _check_length(text)
-    return _lark("start: %json " + text)
-
-
-def _regex_source(pattern: str) -> str:
-    _check_length(pattern)
-    (grammar,) = json.loads(LLMatcher.grammar_from_regex(pattern))["grammars"]
-    return _lark(grammar["lark_grammar"])
-
-
-def _choice_source(choices: list[str]) -> str:
-    if not choices or not all(isinstance(choice, str) for choice in choices):
-        raise ValueError("takes a list of at least one text")
-    text = " | ".join(map(_literal, choices))
-    _check_length(text)
-    return _lark(f"start: CHOICE\nCHOICE: {text}")
-
-
-def _literal(text: str) -> str:
-    """A text as Lark writes it: anything but letters and digits by its number."""
-    if not text:
-        return '""'
-    return "/" + "".join(c if c.isascii() and c.isalnum() else f"\\x{{{ord(c):x}}}" for c in text) + "/"
-
-
-def _grammar_source(text: str) -> str:
-    """Lark's notation, unless a rule is written `name ::= ...`, as in EBNF (GBNF)."""
-    _check_length(text)
-    rules = len(_GBNF_RULE.findall(text))
-    if not rules:
-        return _lark(text)
-    if rules * len(text) > MAX_GBNF_WORK:
-        raise ValueError(f"an EBNF grammar of {rules} rules and {len(text)} characters is too large")
-    try:
-        return _lark(gbnf_to_lark(text))
-    except RecursionError:
-        raise
-    except Exception as error:  # the converter raises plain exceptions
-        raise GrammarSyntaxError(str(error)) from error
-
-
-_SOURCES = {
-    "json": _json_source,
-    "json_object": lambda _: _json_source({"type": "object"}),
-    "regex": _regex_source,
-    "choice": _choice_source,
-    "grammar": _grammar_source,
-}
-
-
-def _lark(text: str) -> str:
-    return json.dumps({"grammars": [{"lark_grammar": text + _OPTIONS}]}, ensure_ascii=False)
-
-
-def _check_length(text: str) -> None:
-    if not isinstance(text, str):
-        raise TypeError(f"takes a text, not {type(text).__name__}")
-    if len(text) > MAX_CHARS:
-        raise ValueError(f"{len(text)} characters, at most {MAX_CHARS}")
-
-
-def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
-
-
 def _mask_of(ids: Iterable[int], num_words: int) -> np.ndarray:
     bits = np.zeros(num_words * 32, np.uint8)
     bits[list(ids)] = 1
     return np.packbits(bits, bitorder="little").view(np.int32)
-
-
-def _invalid(message: str) -> InvalidRequestError:
-    return InvalidRequestError(f"structured_outputs.{message}"[:1000], param="structured_outputs")
-
-
-def _reason(message: str) -> str:
-    """llguidance's message on one line, without the grammar's text around it, places in our wrapping, and traces."""
-    if message.startswith("panic:"):
-        return "llguidance cannot handle it"
-    message = message.split("<backtrace>")[0].replace("<non-verbose/>", "")
-    message = re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", message)
-    lines = [line.strip() for line in message.splitlines() if not re.match(r"\s*(\d+ \||\^|$)", line)]
-    return " ".join(lines)[:_MAX_REASON]

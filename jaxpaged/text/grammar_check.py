@@ -187,8 +187,8 @@ def _try_out(tokenizer: LLTokenizer, source: str) -> Verdict:
     copy = matcher.deep_copy()
     copy.compute_bitmask()
     if copy.is_error():
-        dead_end = copy.stop_reason().startswith("NoExtension")
-        return Verdict(_NO_TEXT if dead_end else copy.get_error(), 0)
+        error = copy.get_error()
+        return Verdict(_NO_TEXT if error.startswith("NoExtension") else error, 0)
     del copy
     return Verdict("", max(0, _allocated() - before))
 

@@ -1,0 +1,132 @@
+"""Structured outputs in llguidance's notation, and what it says against them in ours."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from llguidance import LLMatcher
+from llguidance.gbnf_to_lark import gbnf_to_lark
+
+from jaxpaged.core.sampling_params import StructuredOutputs
+from jaxpaged.errors import InvalidRequestError
+
+MAX_CHARS = 256 << 10  # of a schema, grammar or regular expression
+MAX_GBNF_WORK = 2_000_000  # rules x characters: the converter looks at every rule for every rule
+
+_OPTIONS = '\n%llguidance {"no_forcing": true}\n'  # the model cuts the text into tokens, not the grammar
+# Enough for compact and for indented JSON, and too little to write blanks for ever.
+_BLANKS = {"whitespace_pattern": r" {1,4}|\r?\n[ \t]{0,40}"}
+_GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
+_MAX_REASON = 300  # characters
+
+
+def llguidance_source(wanted: StructuredOutputs) -> str:
+    """The grammar in llguidance's own form.
+
+    Raises:
+      InvalidRequestError: too large, or no valid JSON, Unicode or EBNF.
+    """
+    try:
+        source = _SOURCES[wanted.kind](getattr(wanted, wanted.kind))
+        source.encode()
+    except (ValueError, TypeError, RecursionError, GrammarSyntaxError) as error:
+        if isinstance(error, InvalidRequestError):
+            raise
+        raise invalid(f"{wanted.kind}: {reason(str(error))}") from error
+    return source
+
+
+class GrammarSyntaxError(Exception):
+    """An EBNF grammar that cannot be read."""
+
+
+def _json_source(schema: str | dict[str, Any]) -> str:
+    if isinstance(schema, str):
+        _check_length(schema)
+        schema = json.loads(schema, parse_constant=_no_constant)
+    if isinstance(schema, bool):
+        schema = {} if schema else {"not": {}}
+    if not isinstance(schema, dict):
+        raise ValueError(f"a schema is an object, not {type(schema).__name__}")
+    options = schema.get("x-guidance", {})
+    schema = {**schema, "x-guidance": {**_BLANKS, **options} if isinstance(options, dict) else options}
+    text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
+    _check_length(text)
+    return _lark("start: %json " + text)
+
+
+def _regex_source(pattern: str) -> str:
+    _check_length(pattern)
+    (grammar,) = json.loads(LLMatcher.grammar_from_regex(pattern))["grammars"]
+    return _lark(grammar["lark_grammar"])
+
+
+def _choice_source(choices: list[str]) -> str:
+    if not choices or not all(isinstance(choice, str) for choice in choices):
+        raise ValueError("takes a list of at least one text")
+    text = " | ".join(map(_literal, choices))
+    _check_length(text)
+    return _lark(f"start: CHOICE\nCHOICE: {text}")
+
+
+def _literal(text: str) -> str:
+    """A text as Lark writes it: anything but letters and digits by its number."""
+    if not text:
+        return '""'
+    return "/" + "".join(c if c.isascii() and c.isalnum() else f"\\x{{{ord(c):x}}}" for c in text) + "/"
+
+
+def _grammar_source(text: str) -> str:
+    """Lark's notation, unless a rule is written `name ::= ...`, as in EBNF (GBNF)."""
+    _check_length(text)
+    rules = len(_GBNF_RULE.findall(text))
+    if not rules:
+        return _lark(text)
+    if rules * len(text) > MAX_GBNF_WORK:
+        raise ValueError(f"an EBNF grammar of {rules} rules and {len(text)} characters is too large")
+    try:
+        return _lark(gbnf_to_lark(text))
+    except RecursionError:
+        raise
+    except Exception as error:  # the converter raises plain exceptions
+        raise GrammarSyntaxError(str(error)) from error
+
+
+_SOURCES = {
+    "json": _json_source,
+    "json_object": lambda _: _json_source({"type": "object"}),
+    "regex": _regex_source,
+    "choice": _choice_source,
+    "grammar": _grammar_source,
+}
+
+
+def _lark(text: str) -> str:
+    return json.dumps({"grammars": [{"lark_grammar": text + _OPTIONS}]}, ensure_ascii=False)
+
+
+def _check_length(text: str) -> None:
+    if not isinstance(text, str):
+        raise TypeError(f"takes a text, not {type(text).__name__}")
+    if len(text) > MAX_CHARS:
+        raise ValueError(f"{len(text)} characters, at most {MAX_CHARS}")
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+def invalid(message: str) -> InvalidRequestError:
+    return InvalidRequestError(f"structured_outputs.{message}"[:1000], param="structured_outputs")
+
+
+def reason(message: str) -> str:
+    """llguidance's message on one line, without the grammar's text around it, places in our wrapping, and traces."""
+    if message.startswith("panic:"):
+        return "llguidance cannot handle it"
+    message = message.split("<backtrace>")[0].replace("<non-verbose/>", "")
+    message = re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", message)
+    lines = [line.strip() for line in message.splitlines() if not re.match(r"\s*(\d+ \||\^|$)", line)]
+    return " ".join(lines)[:_MAX_REASON]
