@@ -74,7 +74,7 @@ class BlockManager:
         """
         if not self.enable_prefix_caching:
             return []
-        return self._cache.match(request, (request.num_tokens - 1) // self.block_size)
+        return self._cache.match(request, request.max_prefix_tokens // self.block_size)
 
     def num_available_after(self, prefix: Sequence[int]) -> int:
         """`num_available_blocks` as it would be once `prefix` is shared."""
@@ -83,15 +83,35 @@ class BlockManager:
 
     def share_prefix(self, request: Request, prefix: Sequence[int]) -> None:
         """Starts a request's table with the blocks that `find_prefix` found."""
-        assert not request.block_ids, f"{request.request_id} holds blocks already"
+        self._begin(request, prefix)
+        self._cache.resume(request, request.block_ids)
         refs = self._refs
         for block in prefix:
             if not refs[block]:
                 self._free.remove(block)
                 self.num_cached_blocks -= 1
             refs[block] += 1
-        request.block_ids = list(prefix)
-        self._cache.resume(request, request.block_ids)
+
+    def fork(self, request: Request, source: Request, num_tokens: int) -> tuple[int, int] | None:
+        """Starts a request's table with what `source` has computed of the first `num_tokens`, the same in both.
+
+        Whole blocks are shared. Of one that is theirs only in part each needs its own, since both will write there.
+
+        Returns:
+          The block to be copied, and the one to copy it to; None if there is nothing to copy.
+        """
+        full, part = divmod(num_tokens, self.block_size)
+        self._begin(request, source.block_ids[:full])
+        for block in request.block_ids:
+            self._refs[block] += 1
+        request.block_hashes = source.block_hashes[:full]
+        return (source.block_ids[full], self.append_block(request)) if part else None
+
+    def refill(self, request: Request, num_tokens: int) -> None:
+        """Starts a request's table with new blocks for its first `num_tokens` tokens, which are copied to them."""
+        self._begin(request, [])
+        for _ in range(self.blocks_for(num_tokens)):
+            self.append_block(request)
 
     def append_block(self, request: Request) -> int:
         """Appends the least useful available block to a request's table. There must be one."""
@@ -135,6 +155,12 @@ class BlockManager:
         """Forgets every cached prefix, because the weights changed. Blocks in use stay with their requests."""
         self._cache.clear()
         self.num_cached_blocks = 0
+
+    def _begin(self, request: Request, blocks: Sequence[int]) -> None:
+        """Gives a request its first blocks; what of them is in the prefix cache is looked up when it enters more."""
+        assert not request.block_ids, f"{request.request_id} holds blocks already"
+        request.block_ids = list(blocks)
+        self._cache.resume(request, [])
 
     def check_invariants(self, tables: Iterable[Sequence[int]]) -> None:
         """Raises AssertionError unless the books agree with the given tables, one for each request with blocks."""

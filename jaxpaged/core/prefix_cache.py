@@ -64,9 +64,7 @@ class PrefixCache:
 
     def match(self, request: Request, max_blocks: int) -> list[int]:
         """Blocks of the longest cached prefix of a request's tokens, at most `max_blocks`."""
-        if request.weight_version != self.weight_version:
-            request.weight_version = self.weight_version
-            request.block_hashes.clear()
+        self._renew(request)
         blocks: list[int] = []
         node: Node = self._root(request)
         for i, digest in enumerate(self._digests(request, max_blocks)[:max_blocks]):
@@ -87,6 +85,7 @@ class PrefixCache:
 
     def resume(self, request: Request, blocks: list[int]) -> None:
         """Notes that `request` starts with these cached blocks: what it enters later comes after them."""
+        self._renew(request)
         request.num_registered_blocks = len(blocks)
         request.prefix_node = self._entry(blocks[-1]).node if blocks else self._root(request)
 
@@ -136,6 +135,12 @@ class PrefixCache:
         entered = {entry.digest: block for block, entry in enumerate(self._entries) if entry is not None}
         assert entered == self._index, "prefix index and entries disagree"
         assert 0 not in entered.values(), "the scratch block is cached"
+
+    def _renew(self, request: Request) -> None:
+        """Its blocks are going to be of the present weights."""
+        if request.weight_version != self.weight_version:
+            request.weight_version = self.weight_version
+            request.block_hashes.clear()
 
     def _entry(self, block: int) -> Entry:
         entry = self._entries[block]

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import enum
 import time
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from jaxpaged.core.sampling_params import SamplingParams
 
 
 class Status(enum.Enum):
-    WAITING = enum.auto()  # in the queue: new, or preempted
+    WAITING = enum.auto()  # without a slot: new, or preempted
     RUNNING = enum.auto()  # has a slot and blocks
     FINISHED = enum.auto()
 
@@ -49,6 +50,16 @@ class Grammar(Protocol):
         ...
 
 
+class Ending(NamedTuple):
+    """Why a request ends: its finish reason and stop reason."""
+
+    finish_reason: str
+    stop_reason: int | str | None = None
+
+
+NOT_FINITE = Ending("error", "the model's logits are NaN or infinite")
+
+
 class Request:
     """One sequence to be continued.
 
@@ -69,6 +80,10 @@ class Request:
       device_options: sampling options as the device half packed them, opaque here; None: it uses none.
       num_prompt_logprobs: prompt positions whose log-probabilities launched steps yield, position 0 not counted.
       cache_salt: requests share cached blocks only with requests of the same salt.
+      sort_key: smaller goes first; given once by the scheduler, and unique.
+      is_plain: whether its tokens need no more than a look at their end: it has no grammar and no beams.
+      source: a request that has computed all its tokens but the last, to share with; see `Source`.
+      host_key: names its blocks in host memory, if they are there; else None.
       slot: its row on the device while RUNNING, else -1.
       num_cached_tokens: prompt tokens found in the prefix cache at first admission; -1 before.
       block_hashes, num_registered_blocks, prefix_node, weight_version: the prefix cache's notes on this request;
@@ -77,10 +92,10 @@ class Request:
 
     __slots__ = (
         "all_token_ids", "arrival_time", "bad_word_ids", "block_hashes", "block_ids", "cache_salt", "device_options",
-        "eos_token_ids", "finish_reason", "grammar", "index", "max_total_tokens", "num_cached_tokens",
-        "num_computed_tokens", "num_inflight_tokens", "num_preemptions", "num_prompt_logprobs", "num_prompt_tokens",
-        "num_registered_blocks", "params", "prefix_node", "priority", "request_id", "seed", "slot", "status",
-        "stop_reason", "stop_token_ids", "weight_version",
+        "eos_token_ids", "finish_reason", "grammar", "host_key", "index", "is_plain", "max_total_tokens",
+        "num_cached_tokens", "num_computed_tokens", "num_inflight_tokens", "num_preemptions", "num_prompt_logprobs",
+        "num_prompt_tokens", "num_registered_blocks", "params", "prefix_node", "priority", "request_id", "seed", "slot",
+        "sort_key", "source", "status", "stop_reason", "stop_token_ids", "weight_version",
     )  # fmt: skip
 
     def __init__(
@@ -110,24 +125,45 @@ class Request:
         self.priority = priority
         self.bad_word_ids = bad_word_ids
         self.grammar = grammar
+        self.is_plain = grammar is None and params.max_tokens != 0
         self.device_options: Any = None
         self.num_prompt_logprobs = 0
         self.arrival_time = time.monotonic() if arrival_time is None else arrival_time
+        self.sort_key: tuple[Any, ...] = ()
         room = max_model_len - self.num_prompt_tokens
-        self.max_total_tokens = self.num_prompt_tokens + min(room, params.max_tokens or room)
+        most = room if params.max_tokens is None else max(1, params.max_tokens)
+        self.max_total_tokens = self.num_prompt_tokens + min(room, most)
+        self.num_cached_tokens = -1
+        self.num_preemptions = 0
+        self.block_hashes: list[bytes] = []  # of full blocks of known tokens, computed lazily
+        self.weight_version = -1  # the weights that block_hashes and the blocks belong to
+        self.finish_reason: str | None = None
+        self.stop_reason: int | str | None = None
+        self._begin()
+
+    def _begin(self) -> None:
         self.status = Status.WAITING
         self.slot = -1
         self.num_computed_tokens = 0
         self.num_inflight_tokens = 0
-        self.num_cached_tokens = -1
-        self.num_preemptions = 0
         self.block_ids: list[int] = []
-        self.block_hashes: list[bytes] = []  # of full blocks of known tokens, computed lazily
         self.num_registered_blocks = 0  # leading blocks already entered in the prefix cache
         self.prefix_node: int | bytes = b""  # the cache's node after those blocks
-        self.weight_version = -1  # the weights that block_hashes and the blocks belong to
-        self.finish_reason: str | None = None
-        self.stop_reason: int | str | None = None
+        self.host_key: int | None = None
+        self.source: Source | None = None
+
+    def fork(self, index: int) -> Request:
+        """Another sample of this request, with the same tokens so far and options, and without slot or blocks.
+
+        Nothing more is asked of its prompt.
+        """
+        other = copy.copy(self)
+        other.index, other.sort_key = index, (*self.sort_key[:-1], index)
+        other.all_token_ids, other.block_hashes = list(self.all_token_ids), list(self.block_hashes)
+        other.grammar = self.grammar and self.grammar.copy()
+        other.num_prompt_logprobs = self.num_prompt_tokens - 1
+        other._begin()
+        return other
 
     @property
     def num_tokens(self) -> int:
@@ -151,15 +187,80 @@ class Request:
         """Tokens known or in flight that are not computed yet; at least one while it runs."""
         return len(self.all_token_ids) + self.num_inflight_tokens - self.num_computed_tokens
 
-    def ending(self) -> tuple[str, int | None] | None:
-        """Finish reason and stop reason if the latest token is the last one, else None.
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether log-probabilities of its prompt are still to come."""
+        return self.params.prompt_logprobs is not None and self.num_prompt_logprobs < self.num_prompt_tokens - 1
+
+    @property
+    def max_prefix_tokens(self) -> int:
+        """Leading tokens that need not be fed if their keys and values are there.
+
+        Never the last one, nor any that the prompt's log-probabilities still need.
+        """
+        return self.num_prompt_logprobs if self.wants_prompt_logprobs else len(self.all_token_ids) - 1
+
+    def extend(self, tokens: Sequence[int]) -> tuple[int, Ending | None]:
+        """Appends sampled tokens up to the one that ends the request.
+
+        A negative token (the logits were not finite), one that the grammar refuses, and that of a request for no
+        tokens are not appended, nor is what follows.
+
+        Returns:
+          How many were appended, and why the request ends, if it does.
+        """
+        for i, token in enumerate(tokens):
+            if token < 0:
+                return i, NOT_FINITE
+            if self.params.max_tokens == 0:
+                return i, Ending("length")
+            self.all_token_ids.append(token)
+            ending = self.ending()
+            if self.grammar is not None and (ending is None or ending.finish_reason != "stop"):
+                if error := _advance(self.grammar, token):
+                    del self.all_token_ids[-1]
+                    return i, Ending("error", error)
+                if self.grammar.finished:
+                    ending = Ending("stop")
+            if ending:
+                return i + 1, ending
+        return len(tokens), None
+
+    def ending(self) -> Ending | None:
+        """Why the latest token is the last one, or None.
 
         Neither EOS nor a stop id ends a request that has fewer than `min_tokens`, that one included.
         """
         token = self.all_token_ids[-1]
         if self.num_output_tokens >= self.params.min_tokens:
             if token in self.eos_token_ids:
-                return "stop", None
+                return Ending("stop")
             if token in self.stop_token_ids:
-                return "stop", token
-        return ("length", None) if len(self.all_token_ids) >= self.max_total_tokens else None
+                return Ending("stop", token)
+        return Ending("length") if len(self.all_token_ids) >= self.max_total_tokens else None
+
+
+class Source(NamedTuple):
+    """Whose blocks a request may start with.
+
+    Attributes:
+      request: who computed them.
+      num_preemptions: its count at the time: once it has lost its blocks they are not these any more.
+    """
+
+    request: Request
+    num_preemptions: int
+
+    def holds_them(self, weight_version: int) -> bool:
+        """Whether the blocks are still there, and of these weights."""
+        request, epoch = self
+        runs = request.status is Status.RUNNING and request.num_preemptions == epoch
+        return runs and request.weight_version == weight_version
+
+
+def _advance(grammar: Grammar, token: int) -> str:
+    """Moves a grammar on by a token. Returns what went wrong, or ""; a fault in one concerns only its request."""
+    try:
+        return "" if grammar.accept(token) else grammar.error or f"the grammar does not allow token {token}"
+    except Exception as error:
+        return f"the grammar failed: {error!r}"

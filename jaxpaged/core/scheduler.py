@@ -6,37 +6,37 @@ advance when a step is scheduled, and a token that is sampled but not yet seen o
 
 The rules:
 
-- First come, first served. `running` is in order of arrival, and every waiting request came later (or was
-  preempted, and then waits in front). A policy is two choices: the head of `waiting`, and the victim in `_preempt`.
+- Each request has a sort key for life, by default its arrival. `running` and `waiting` are in its order: the smallest
+  key is served first, the largest is preempted first. A preempted request keeps its key, so it comes back first.
 - Each running request has one token of the step reserved, so prompts never starve decodes.
 - A prompt too long to end in one whole step takes at most half of the tokens that are left; what nobody else
-  takes goes back to the prompts, oldest first. So a short prompt starts, and ends, while a giant is on its way.
+  takes goes back to the prompts, in order. So a short prompt starts, and ends, while a giant is on its way.
 - A request is admitted when the pool has room for all its known tokens and a new one, besides those of admitted
   prompts and one more block for each running request: half-admitted prompts do not wait for each other, and
   nobody is admitted only to be preempted a step later.
-- Out of blocks, the latest running request is preempted: it loses its blocks and is computed again later. Only
-  a later request gives way to an earlier one, so the first always progresses.
+- Out of blocks, the last running request is preempted. Its blocks are copied to the host if they fit there, else
+  they are computed again later. Only a later request gives way to an earlier one, so the first always progresses.
+- The samples of a request after the first wait until its prompt has been computed, and then share its blocks.
 - A request that would outgrow the whole pool ends there, with "length".
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from dataclasses import dataclass
+import itertools
+import time
+from collections.abc import Callable
+from typing import Any
 
 from jaxpaged.core.block_manager import BlockManager
-from jaxpaged.core.request import Request, Status
-from jaxpaged.core.step import Admission, RequestUpdate, Step, StepResult
-from jaxpaged.errors import InvalidRequestError, RequestTooLargeError
+from jaxpaged.core.deadlines import Deadlines
+from jaxpaged.core.draft import Chunk, Draft
+from jaxpaged.core.followers import Followers
+from jaxpaged.core.request import Ending, Request, Status
+from jaxpaged.core.residency import Residency
+from jaxpaged.core.step import RequestUpdate, Step, StepResult
+from jaxpaged.errors import InvalidRequestError, QueueFullError, RequestTooLargeError
 
-
-@dataclass(slots=True)
-class _Chunk:
-    """A row whose number of tokens is still open: part or rest of a prompt."""
-
-    request: Request
-    start: int
-    num_tokens: int
+_ABORTED = Ending("abort")
 
 
 class Scheduler:
@@ -47,112 +47,135 @@ class Scheduler:
       max_num_seqs: rows of the largest step, and device slots.
       max_num_batched_tokens: tokens of the largest step, at least `max_num_seqs`.
       max_model_len: longest sequence, prompt and output together.
+      key: a request's place in both queues, smaller first; what it gives must compare. Default: order of arrival.
+      num_host_blocks: room in host memory for the blocks of preempted requests.
+      max_num_queued_requests: samples that may wait; None: no limit.
+      clock: gives seconds, for timeouts.
 
     Attributes:
-      running: requests with a slot, in order of arrival.
-      waiting: requests without, the next one first, by id.
-      num_preemptions: how often a request lost its blocks, ever.
+      running: requests with a slot, in order.
+      waiting: requests that wait for one, in order.
       prefix_cache_queries, prefix_cache_hits: prompt tokens looked up and found, ever; each request counts once.
     """
 
     def __init__(
-        self, block_manager: BlockManager, *, max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int
+        self,
+        block_manager: BlockManager,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_model_len: int,
+        key: Callable[[Request], Any] | None = None,
+        num_host_blocks: int = 0,
+        max_num_queued_requests: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ):
-        assert 1 <= max_num_seqs <= max_num_batched_tokens, (max_num_seqs, max_num_batched_tokens)
+        assert max_num_batched_tokens >= max_num_seqs >= 1, (max_num_batched_tokens, max_num_seqs)
         self.block_manager = block_manager
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_model_len = max_model_len
-        self.running: list[Request] = []
-        self.waiting: OrderedDict[str, Request] = OrderedDict()
-        self.num_preemptions = 0
+        self.max_num_queued_requests = max_num_queued_requests
         self.prefix_cache_queries = 0
         self.prefix_cache_hits = 0
-        self._requests: dict[str, Request] = {}  # all live ones, in order of arrival
-        self._free_slots = list(range(max_num_seqs - 1, -1, -1))
-        self._num_wanting_logprobs = 0  # live requests that do
+        self._key = key
+        self._residency = Residency(block_manager, num_host_blocks, max_num_seqs)
+        self.roster = self._residency.roster
+        self.running, self.waiting = self.roster.running, self.roster.waiting
+        self._requests = self.roster.samples
+        self._deadlines = Deadlines(clock)
+        self._followers = Followers()
+        self._serials = itertools.count()
+        self._unreported: list[RequestUpdate] = []
 
     @property
     def has_work(self) -> bool:
-        """Whether any request is unfinished. `schedule` may still return None while its last token is in flight."""
-        return bool(self._requests)
+        """Whether any request is unfinished or has an update that nobody has fetched.
+
+        `schedule` may still return None while the last token is in flight.
+        """
+        return bool(self._requests or self._unreported)
+
+    @property
+    def num_preemptions(self) -> int:
+        """How often a request lost its blocks, ever."""
+        return self._residency.num_preemptions
 
     @property
     def num_waiting(self) -> int:
-        """Requests without a slot."""
-        return len(self.waiting)
+        """Samples without a slot."""
+        return self.roster.num_live - len(self.running)
 
     @property
     def num_running(self) -> int:
-        """Requests with a slot."""
+        """Samples with a slot."""
         return len(self.running)
 
     def add(self, request: Request) -> None:
-        """Queues a request.
+        """Queues all samples of a request.
 
         Raises:
           InvalidRequestError: no prompt, or the id is that of a live request.
           RequestTooLargeError: with at least one new token it can never fit the context or the pool.
+          QueueFullError: too many wait already. To an empty queue any request is admitted.
         """
-        length, pool = request.num_prompt_tokens, self.block_manager
-        if length < 1:
-            raise InvalidRequestError("the prompt is empty", param="prompt")
+        self._check_size(request)
         if request.request_id in self._requests:
             raise InvalidRequestError(f"request id {request.request_id!r} is in use", param="request_id")
-        if length > self.max_model_len - 1:
-            raise RequestTooLargeError(
-                f"the prompt has {length} tokens; the context of {self.max_model_len} leaves room for "
-                f"{self.max_model_len - 1} and one new token",
-                param="prompt",
-            )
-        if pool.blocks_for(length + 1) > pool.num_blocks:
-            raise RequestTooLargeError(
-                f"the prompt of {length} tokens and one new token need {pool.blocks_for(length + 1)} blocks of "
-                f"{pool.block_size} tokens; the KV cache has {pool.num_blocks}",
-                param="prompt",
-            )
+        num_samples, limit = request.params.num_samples, self.max_num_queued_requests
+        if limit is not None and self.num_waiting and self.num_waiting + num_samples > limit:
+            raise QueueFullError(f"{self.num_waiting} requests wait already, and at most {limit} may: try again later")
+        pool = self.block_manager
         # The last token is never fed, so the longest sequence is one longer than the pool.
         longest = min(self.max_model_len, pool.num_blocks * pool.block_size + 1)
         request.max_total_tokens = min(request.max_total_tokens, longest)
-        self._requests[request.request_id] = self.waiting[request.request_id] = request
-        self._num_wanting_logprobs += request.params.logprobs is not None
+        request.sort_key = (self._key(request) if self._key else 0, next(self._serials), 0)
+        samples = [request, *(request.fork(i) for i in range(1, num_samples))]
+        for sample in samples:
+            self.roster.enter(sample)
+            self._deadlines.add(sample)
+        self.roster.queue(request)
+        self._followers.add(request, samples[1:])
 
-    def abort(self, request_id: str) -> RequestUpdate | None:
-        """Ends a request at once and takes its blocks back; results still in flight will be dropped.
+    def abort(self, request_id: str, index: int | None = None) -> list[RequestUpdate]:
+        """Ends a request, or only its sample `index`, and takes the blocks back; results in flight will be dropped.
 
         Returns:
-          Its last update, or None if no live request has this id.
+          The last update of each sample that this ended; none if there was none (any more).
         """
-        request = self._requests.get(request_id)
-        if request is None:
-            return None
-        self._finish(request, "abort")
-        num_cached = max(0, request.num_cached_tokens)
-        return RequestUpdate(request_id, [], finish_reason="abort", num_cached_tokens=num_cached)
+        samples = self._requests.get(request_id, ())
+        return [self._residency.end(sample, _ABORTED) for sample in list(samples) if index in (None, sample.index)]
+
+    def fail(self, request: Request, message: str) -> RequestUpdate:
+        """Ends one sample with an error; its row of a step in flight is ignored. It must be live."""
+        return self._residency.end(request, Ending("error", message))
 
     def abort_all(self) -> None:
-        """Ends every live request."""
-        for request in list(self._requests.values()):
-            self._finish(request, "abort")
+        """Ends every live request. Updates that nobody has fetched are dropped."""
+        for request_id in list(self._requests):
+            self.abort(request_id)
+        self._unreported.clear()
 
     def schedule(self) -> Step | None:
         """The next step, or None when no request can use one before a result in flight arrives.
 
         The caller launches it before it calls anything else here: from now on its writes count as done.
+        Requests whose time is over end here; `update` or `drain` gives their updates.
         """
-        step = Step()
-        chunks: list[_Chunk] = []
-        self._schedule_running(step, chunks)
-        left = self.max_num_batched_tokens - len(step.requests) - sum(chunk.num_tokens for chunk in chunks)
-        left = self._admit(step, chunks, left)
-        for chunk in chunks:
-            if left <= 0:
-                break
-            more = self._extend(chunk.request, min(left, chunk.request.num_remaining_tokens), step)
-            chunk.num_tokens += more
-            left -= more
-        self._complete(step, chunks)
-        return step if step.requests else None
+        if self._deadlines:
+            self._unreported += [
+                self._residency.end(late, Ending("abort", "timeout")) for late in self._deadlines.expired()
+            ]
+        for follower in self._followers.release():
+            self.roster.queue(follower)
+        draft = Draft()
+        self._schedule_running(draft)
+        self._admit(draft)
+        self._fill(draft)
+        if not draft.has_rows:
+            return None
+        self._residency.host_pool.flush(draft.step)
+        return draft.complete(logprobs=bool(self.roster.num_wanting_logprobs), masks=bool(self.roster.num_grammars))
 
     def update(self, step: Step, result: StepResult) -> list[RequestUpdate]:
         """Appends a step's new tokens to its requests and ends those that are done.
@@ -165,9 +188,12 @@ class Scheduler:
           result: the device's answer to it.
 
         Returns:
-          An update for each live request that got a token, in row order.
+          What `drain` gives; then an update for each piece of prompt log-probabilities; then one for each live request
+          that got a token, in row order.
         """
-        updates: list[RequestUpdate] = []
+        updates = self.drain()
+        if step.prompt_ranges:
+            updates += self._prompt_updates(step, result)
         finished = Status.FINISHED
         all_logprobs = result.logprobs or [None] * len(step.requests)
         for request, samples, tokens, logprobs in zip(
@@ -176,52 +202,42 @@ class Scheduler:
             if not samples or request.status is finished:
                 continue
             request.num_inflight_tokens -= 1
-            assert len(tokens) <= 1 or not request.num_inflight_tokens, "a later step was laid out for one token"
-            ids, end = request.all_token_ids, request.max_total_tokens
-            eos, stops = request.eos_token_ids, request.stop_token_ids
-            for i, token in enumerate(tokens, 1):
-                if token < 0:
-                    self._finish(request, "error", "the model's logits are NaN or infinite")
-                    self.reset_prefix_cache()  # its blocks may hold NaN too
-                    tokens, logprobs = tokens[: i - 1], logprobs and logprobs[: i - 1]
-                    break
-                ids.append(token)
-                if (token in eos or token in stops or len(ids) >= end) and (ending := request.ending()):
-                    self._finish(request, *ending)
-                    if i < len(tokens):
-                        tokens, logprobs = tokens[:i], logprobs and logprobs[:i]
-                    break
-            reason, stop_reason = request.finish_reason, request.stop_reason
-            updates.append(
-                RequestUpdate(request.request_id, tokens, logprobs, reason, stop_reason, request.num_cached_tokens)
-            )
+            ids = request.all_token_ids
+            if request.is_plain and len(tokens) == 1 and len(ids) + 1 < request.max_total_tokens:
+                token = tokens[0]
+                if token >= 0 and token not in request.eos_token_ids and token not in request.stop_token_ids:
+                    ids.append(token)
+                    updates.append(
+                        RequestUpdate(
+                            request.request_id, tokens, logprobs, None, None, request.num_cached_tokens, request.index
+                        )
+                    )
+                    continue
+            updates.append(self._take(request, tokens, logprobs))
+        return updates
+
+    def drain(self) -> list[RequestUpdate]:
+        """Last updates of requests that ended outside of `update`, such as by timeout.
+
+        `update` gives them too. So an engine that has no step to update must ask here, and pass on what it gets.
+        """
+        updates, self._unreported = self._unreported, []
         return updates
 
     def reset_prefix_cache(self) -> None:
-        """Forgets every cached prefix: call it when the weights change."""
-        self.block_manager.reset_prefix_cache()
+        """Forgets every cached prefix, and the host copies: call it when the weights change."""
+        self._residency.forget()
 
     def check_invariants(self) -> None:
         """Raises AssertionError unless queues, slots and the block manager's books agree."""
-        running, waiting = self.running, list(self.waiting.values())
-        assert running + waiting == list(self._requests.values()), "in two queues, or out of order of arrival"
-        slots = [r.slot for r in running] + self._free_slots
-        assert sorted(slots) == list(range(self.max_num_seqs)), "a slot is lost or taken twice"
-        for request in running:
-            assert request.status is Status.RUNNING
-            assert request.num_computed_tokens < request.num_tokens + request.num_inflight_tokens
-            assert len(request.block_ids) == self.block_manager.blocks_for(request.num_computed_tokens)
-        for request in waiting:
-            assert request.status is Status.WAITING and request.slot == -1
-            assert not request.block_ids and not request.num_computed_tokens
-        for request in running + waiting:
-            assert 0 <= request.num_tokens + request.num_inflight_tokens <= request.max_total_tokens
-        assert self._num_wanting_logprobs == sum(r.params.logprobs is not None for r in running + waiting)
-        self.block_manager.check_invariants(r.block_ids for r in running)
+        queued = self.running + self.waiting + self._followers.parked
+        live = [request for samples in self._requests.values() for request in samples]
+        assert sorted(map(id, queued)) == sorted(map(id, live)), "a request is lost"
+        self._residency.check_invariants()
 
-    def _schedule_running(self, step: Step, chunks: list[_Chunk]) -> None:
+    def _schedule_running(self, draft: Draft) -> None:
         """Rows for the requests that have a slot. This is the hot path: most rows feed one token to a known block."""
-        block_size = self.block_manager.block_size
+        step, block_size = draft.step, self.block_manager.block_size
         left = self.max_num_batched_tokens - len(self.running)  # besides the one reserved for each
         add_request, add_slot, add_start = step.requests.append, step.slots.append, step.starts.append
         # Preemption pops from the end: requests not visited yet, or the visited one itself, which ends the loop.
@@ -232,7 +248,7 @@ class Scheduler:
             if remaining > 1:
                 n = self._extend_or_preempt(request, self._share(remaining, left + 1), step)
                 if n:
-                    chunks.append(_Chunk(request, start, n))
+                    draft.chunks.append(Chunk(request, start, n))
                     left -= n - 1
                 continue
             if total >= request.max_total_tokens:
@@ -248,56 +264,68 @@ class Scheduler:
         step.num_tokens = [1] * len(step.requests)
         step.samples = [True] * len(step.requests)
 
-    def _admit(self, step: Step, chunks: list[_Chunk], left: int) -> int:
-        """Gives slots to waiting requests while slots, blocks and tokens last. Returns the tokens left."""
+    def _admit(self, draft: Draft) -> None:
+        """Gives slots to waiting requests while slots, blocks and tokens last."""
         pool = self.block_manager
-        owed = sum(self._num_blocks_owed(chunk.request) for chunk in chunks)
-        while left > 0 and self.waiting and self._free_slots:
-            request = next(iter(self.waiting.values()))
+        left = self.max_num_batched_tokens - draft.num_tokens
+        owed = sum(self._num_blocks_owed(chunk.request) for chunk in draft.chunks)
+        while left > 0 and self.waiting and self.roster.has_slot:
+            request = self.waiting[0]
             if request.num_inflight_tokens:
                 break  # preempted: the device has to be told its tokens, so they must be known
-            prefix = pool.find_prefix(request)
-            needed = pool.blocks_for(request.num_tokens + 1) - len(prefix)
-            if self.running and needed + owed + len(self.running) > pool.num_available_after(prefix):
+            shared = self._residency.find_shared(request)
+            needed = pool.blocks_for(request.num_tokens + 1) - len(shared)
+            if self.running and needed + owed + len(self.running) > pool.num_available_after(shared):
                 break
-            self._start(request, prefix, step)
+            self._residency.start(request, shared, draft.step)
+            self._count_hits(request)
             start = request.num_computed_tokens
-            n = self._extend(request, self._share(request.num_tokens - start, left), step)
+            n = self._extend(request, self._share(request.num_tokens - start, left), draft.step)
             assert n, f"no block for {request.request_id}, which should fit"
-            chunks.append(_Chunk(request, start, n))
+            draft.chunks.append(Chunk(request, start, n))
             owed += self._num_blocks_owed(request)
             left -= n
-        return left
 
-    def _start(self, request: Request, prefix: list[int], step: Step) -> None:
-        del self.waiting[request.request_id]
-        self.block_manager.share_prefix(request, prefix)
-        request.num_computed_tokens = len(prefix) * self.block_manager.block_size
-        request.status = Status.RUNNING
-        request.slot = self._free_slots.pop()
-        self.running.append(request)
-        step.admissions.append(Admission(request.slot, request, prefix))
+    def _fill(self, draft: Draft) -> None:
+        """Gives the tokens that nobody took to the prompts."""
+        left = self.max_num_batched_tokens - draft.num_tokens
+        for chunk in draft.chunks:
+            if left <= 0:
+                break
+            more = self._extend(chunk.request, min(left, chunk.request.num_remaining_tokens), draft.step)
+            chunk.num_tokens += more
+            left -= more
+
+    def _count_hits(self, request: Request) -> None:
         if request.num_cached_tokens < 0:  # what a preempted request finds again is no hit
             request.num_cached_tokens = request.num_computed_tokens
             self.prefix_cache_queries += request.num_prompt_tokens
             self.prefix_cache_hits += request.num_cached_tokens
 
-    def _complete(self, step: Step, chunks: list[_Chunk]) -> None:
-        """Adds the chunks' rows, those that came down to one token first."""
-        chunks.sort(key=lambda chunk: chunk.num_tokens > 1)
-        for chunk in chunks:
-            request = chunk.request
-            samples = not request.num_remaining_tokens
-            request.num_inflight_tokens += samples
-            step.requests.append(request)
-            step.slots.append(request.slot)
-            step.starts.append(chunk.start)
-            step.num_tokens.append(chunk.num_tokens)
-            step.samples.append(samples)
-        step.total_tokens = sum(step.num_tokens)
-        if self._num_wanting_logprobs:
-            rows = zip(step.requests, step.samples, strict=True)
-            step.wants_logprobs = any(samples and r.params.logprobs is not None for r, samples in rows)
+    @staticmethod
+    def _prompt_updates(step: Step, result: StepResult) -> list[RequestUpdate]:
+        updates = []
+        for asked, records in zip(step.prompt_ranges, result.prompt_logprobs, strict=True):
+            request = step.requests[asked.row]
+            if request.status is not Status.FINISHED:
+                cached = request.num_cached_tokens
+                updates.append(RequestUpdate(request.request_id, [], None, None, None, cached, request.index, records))
+        return updates
+
+    def _take(self, request: Request, tokens: list[int], logprobs: list[Any] | None) -> RequestUpdate:
+        """Appends the new tokens of any request, and ends it if they do."""
+        assert len(tokens) <= 1 or not request.num_inflight_tokens, "a later step was laid out for one token"
+        n, ending = request.extend(tokens)
+        if ending is None:
+            update = RequestUpdate(
+                request.request_id, tokens, logprobs, None, None, request.num_cached_tokens, request.index
+            )
+        else:
+            update = self._residency.end(request, ending)
+            update.new_token_ids, update.logprobs = tokens[:n], logprobs and logprobs[:n]
+            if n < len(tokens) and tokens[n] < 0:
+                self.reset_prefix_cache()  # its blocks may hold NaN too
+        return update
 
     def _share(self, remaining: int, left: int) -> int:
         """How many of a prompt's `remaining` tokens go into a step that has room for `left`, at first."""
@@ -324,35 +352,23 @@ class Scheduler:
     def _extend_or_preempt(self, request: Request, num_tokens: int, step: Step) -> int:
         """As `_extend`, but takes blocks from later requests if there are none. 0: it was the latest itself."""
         while not (n := self._extend(request, num_tokens, step)):
-            if self._preempt() is request:
+            if self._residency.preempt() is request:
                 return 0
         return n
 
-    def _preempt(self) -> Request:
-        """Takes slot and blocks from the latest running request and puts it first in the queue."""
-        victim = self.running[-1]
-        assert len(self.running) > 1, f"{victim.request_id} is alone and does not fit"
-        self._vacate(victim)
-        victim.num_computed_tokens = 0
-        victim.num_preemptions += 1
-        victim.status = Status.WAITING
-        self.waiting[victim.request_id] = victim
-        self.waiting.move_to_end(victim.request_id, last=False)
-        self.num_preemptions += 1
-        return victim
-
-    def _vacate(self, request: Request) -> None:
-        self.running.remove(request)
-        self.block_manager.release(request)
-        self._free_slots.append(request.slot)
-        request.slot = -1
-
-    def _finish(self, request: Request, reason: str, stop_reason: int | str | None = None) -> None:
-        if request.status is Status.RUNNING:
-            self._vacate(request)
-        else:
-            del self.waiting[request.request_id]
-        del self._requests[request.request_id]
-        request.status = Status.FINISHED
-        request.finish_reason, request.stop_reason = reason, stop_reason
-        self._num_wanting_logprobs -= request.params.logprobs is not None
+    def _check_size(self, request: Request) -> None:
+        length, pool = request.num_prompt_tokens, self.block_manager
+        if length < 1:
+            raise InvalidRequestError("the prompt is empty", param="prompt")
+        if length > self.max_model_len - 1:
+            raise RequestTooLargeError(
+                f"the prompt has {length} tokens; the context of {self.max_model_len} leaves room for "
+                f"{self.max_model_len - 1} and one new token",
+                param="prompt",
+            )
+        if pool.blocks_for(length + 1) > pool.num_blocks:
+            raise RequestTooLargeError(
+                f"the prompt of {length} tokens and one new token need {pool.blocks_for(length + 1)} blocks of "
+                f"{pool.block_size} tokens; the KV cache has {pool.num_blocks}",
+                param="prompt",
+            )

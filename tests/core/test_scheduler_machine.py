@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from jaxpaged.core.prefix_cache import sha256
-from jaxpaged.errors import InvalidRequestError, RequestTooLargeError
-from tests.core.simulated_device import Driver
+from jaxpaged.errors import InvalidRequestError, QueueFullError, RequestTooLargeError
+from tests.core.driver import Driver
+from tests.core.solo import FakeGrammar
 
 VOCAB_SIZE, EOS, STOP = 24, 0, 1
 STEMS = [[5] * 40, [5, 6] * 20, [7, 8, 9, 10, 11] * 8]  # prompts begin alike, and repeat themselves
@@ -17,6 +18,19 @@ HASHES = {
     "constant": lambda data: b"",
     "two bits": lambda data: bytes([hashlib.sha256(data).digest()[0] & 3]),
 }
+KEYS = {
+    "none": None,
+    "arrival": lambda request: request.arrival_time,
+    "priority": lambda request: (request.priority, request.arrival_time),
+    "longest": lambda request: -request.num_prompt_tokens,
+}
+GRAMMARS = st.builds(
+    FakeGrammar,
+    st.just(VOCAB_SIZE),
+    st.integers(1, 12),
+    st.sampled_from(["", "", "", "refuses", "raises", "cannot fill"]),
+    st.integers(0, 4),
+)
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -28,8 +42,24 @@ class SchedulerMachine(RuleBasedStateMachine):
         spare_tokens=st.sampled_from([0, 1, 3, 8, 40]),
         enable_prefix_caching=st.sampled_from([True, True, True, False]),
         hash_name=st.sampled_from(["sha256", "sha256", "sha256", *HASHES]),
+        burst=st.booleans(),
+        key=st.sampled_from(list(KEYS)),
+        num_host_blocks=st.sampled_from([0, 0, 2, 5, 100]),
+        max_num_queued_requests=st.sampled_from([None, None, 6]),
     )
-    def start(self, pool_tokens, block_size, max_num_seqs, spare_tokens, hash_name, **options):
+    def start(
+        self,
+        pool_tokens,
+        block_size,
+        max_num_seqs,
+        spare_tokens,
+        hash_name,
+        key,
+        num_host_blocks,
+        max_num_queued_requests,
+        **options,
+    ):
+        self.max_num_queued = max_num_queued_requests
         self.driver = Driver(
             num_blocks=pool_tokens // block_size,
             block_size=block_size,
@@ -38,6 +68,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_model_len=40,
             vocab_size=VOCAB_SIZE,
             hash_function=HASHES[hash_name],
+            scheduler_options={
+                "key": KEYS[key],
+                "num_host_blocks": num_host_blocks,
+                "max_num_queued_requests": max_num_queued_requests,
+            },
             **options,
         )
         self.count = 0
@@ -55,33 +90,56 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_size=5,
         ),
         cache_salt=st.sampled_from([None, None, None, "", "a"]),
+        priority=st.integers(-1, 2),
+        n=st.sampled_from([1, 1, 1, 2, 5]),
         max_tokens=st.sampled_from([1, 2, 8, 20, None]),
         min_tokens=st.sampled_from([0, 1]),
+        timeout=st.sampled_from([None, None, None, 0, 3, 12]),
+        logprobs=st.sampled_from([None, None, 2]),
+        prompt_logprobs=st.sampled_from([None, None, 1]),
+        grammar=st.one_of(st.none(), st.none(), GRAMMARS),
         ends=st.sampled_from([{}, {}, {"eos": [EOS]}, {"eos": [EOS], "ignore_eos": True, "stop_token_ids": [STOP]}]),
     )
-    def add(self, prompts, ends, **options):
+    def add(self, prompts, ends, n, **options):
         driver = self.driver
         for prompt in prompts:
             self.count += 1
             name = f"r{self.count}"
             too_long = len(prompt) > driver.max_model_len - 1
             too_large = driver.manager.blocks_for(len(prompt) + 1) > driver.manager.num_blocks
+            waiting, limit = driver.scheduler.num_waiting, self.max_num_queued
             try:
-                driver.add(name, prompt, **ends, **options)
+                driver.add(name, prompt, n=n, **ends, **options)
             except RequestTooLargeError:
                 assert too_long or too_large
             except InvalidRequestError:
                 assert not prompt
+            except QueueFullError:
+                assert limit is not None and waiting and waiting + n > limit
             else:
                 assert prompt and not too_long and not too_large
-                self.resets[name] = driver.device.weights
+                assert limit is None or not waiting or waiting + n <= limit
+                self._note_weights(name)
+
+    @rule(length=st.integers(1, 12), prompt_logprobs=st.integers(0, 2))
+    def score_a_prompt(self, length, prompt_logprobs):
+        self.count += 1
+        try:
+            self.driver.add(f"r{self.count}", STEMS[0][:length], max_tokens=0, prompt_logprobs=prompt_logprobs)
+        except (QueueFullError, RequestTooLargeError):
+            return
+        self._note_weights(f"r{self.count}")
 
     @precondition(lambda self: self.driver.requests)
-    @rule(data=st.data())
-    def abort(self, data):
-        name = data.draw(st.sampled_from(list(self.driver.requests)))
-        alive = name not in self.driver.finished
-        assert (self.driver.abort(name) is not None) == alive
+    @rule(data=st.data(), whole=st.booleans())
+    def abort(self, data, whole):
+        key = data.draw(st.sampled_from(list(self.driver.requests)))
+        request = self.driver.requests[key]
+        updates = self.driver.abort(request.request_id, None if whole else request.index)
+        assert key in self.driver.finished
+        if not whole:
+            assert len(updates) <= 1
+        assert request.request_id not in self.driver.scheduler._requests or not whole
 
     @rule(n=st.integers(1, 12))
     def step(self, n):
@@ -104,11 +162,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         driver = self.driver
         driver.run()
         assert driver.finished.keys() == driver.requests.keys()
-        for name, update in driver.finished.items():
-            assert driver.streamed[name] == driver.requests[name].output_token_ids
-            if update.finish_reason != "abort" and self.resets[name] == driver.device.weights:
-                driver.check_solo(name)
+        for key in driver.finished:
+            assert driver.streamed[key] == driver.requests[key].output_token_ids
+            if self.resets[key] == driver.device.weights:
+                driver.check_solo(key)
         super().teardown()
+
+    def _note_weights(self, name):
+        for key, request in self.driver.requests.items():
+            if request.request_id == name:
+                self.resets[key] = self.driver.device.weights
 
 
 TestSchedulerMachine = SchedulerMachine.TestCase

@@ -1,0 +1,119 @@
+"""How requests get and lose slots and blocks."""
+
+from __future__ import annotations
+
+from jaxpaged.core.block_manager import BlockManager
+from jaxpaged.core.host_pool import HostPool
+from jaxpaged.core.request import Ending, Request, Status
+from jaxpaged.core.roster import Roster
+from jaxpaged.core.step import Admission, RequestUpdate, Step
+
+
+class Residency:
+    """Moves requests between waiting, running and ended, with all that they hold.
+
+    Args:
+      block_manager: the pool.
+      num_host_blocks: room for blocks of preempted requests.
+      num_slots: most requests that run at once.
+
+    Attributes:
+      num_preemptions: how often a request lost its blocks, ever.
+    """
+
+    def __init__(self, block_manager: BlockManager, num_host_blocks: int, num_slots: int):
+        self.block_manager = block_manager
+        self.host_pool = HostPool(num_host_blocks)
+        self.roster = Roster(num_slots)
+        self.num_preemptions = 0
+
+    def find_shared(self, request: Request) -> list[int]:
+        """Blocks in the pool that a waiting request can start with."""
+        pool = self.block_manager
+        if request.host_key is not None:
+            return []
+        if request.source is not None:
+            if request.source.holds_them(pool.weight_version):
+                return request.source.request.block_ids[: (request.num_tokens - 1) // pool.block_size]
+            request.source = None
+        return pool.find_prefix(request)
+
+    def start(self, request: Request, shared: list[int], step: Step) -> None:
+        """Gives a waiting request a slot, and its first blocks: copied back, or a source's, or found in the cache.
+
+        Args:
+          shared: what `find_shared` gave just now.
+        """
+        pool = self.block_manager
+        self.roster.seat(request)
+        if request.host_key is not None:
+            pool.refill(request, request.num_computed_tokens)
+            self.host_pool.restore(request.host_key, request.block_ids)
+            request.host_key = None
+        elif request.source is not None:
+            request.num_computed_tokens = request.num_tokens - 1
+            if copy := pool.fork(request, request.source.request, request.num_computed_tokens):
+                step.copies.append(copy)
+            request.source = None
+        else:
+            pool.share_prefix(request, shared)
+            request.num_computed_tokens = len(shared) * pool.block_size
+        step.admissions.append(Admission(request.slot, request, list(request.block_ids)))
+
+    def preempt(self) -> Request:
+        """Takes slot and blocks from the last running request, which waits again. Its blocks are copied if they fit."""
+        victim, pool = self.roster.running[-1], self.block_manager
+        assert len(self.roster.running) > 1, f"{victim.request_id} is alone and does not fit"
+        of_these_weights = victim.weight_version == pool.weight_version
+        victim.host_key = self.host_pool.save(victim.block_ids) if of_these_weights else None
+        self._vacate(victim)
+        if victim.host_key is None:
+            victim.num_computed_tokens = 0
+        victim.num_preemptions += 1
+        self.num_preemptions += 1
+        self.roster.queue(victim)
+        return victim
+
+    def end(self, request: Request, ending: Ending) -> RequestUpdate:
+        """Ends a live sample, wherever it is. Returns its last update."""
+        if request.status is Status.RUNNING:
+            self._vacate(request)
+        self._forget_copy(request)
+        self.roster.leave(request)
+        request.finish_reason, request.stop_reason = ending
+        cached = max(0, request.num_cached_tokens)
+        return RequestUpdate(request.request_id, [], None, *ending, cached, request.index)
+
+    def forget(self) -> None:
+        """The weights have changed: what waiting requests had computed, and every cached prefix, is void."""
+        self.block_manager.reset_prefix_cache()
+        for request in self.roster.waiting:
+            self._forget_copy(request)
+
+    def check_invariants(self) -> None:
+        """Raises AssertionError unless queues, slots, blocks and host copies agree."""
+        pool = self.block_manager
+        self.roster.check_invariants()
+        copies: dict[int, int] = {}
+        for request in (request for samples in self.roster.samples.values() for request in samples):
+            num_tokens = request.num_tokens + request.num_inflight_tokens
+            assert 0 <= num_tokens <= request.max_total_tokens
+            if request.status is Status.RUNNING:
+                assert request.num_computed_tokens < num_tokens and request.host_key is None
+                assert len(request.block_ids) == pool.blocks_for(request.num_computed_tokens)
+                continue
+            assert not request.block_ids and (request.host_key is None) == (not request.num_computed_tokens)
+            if request.host_key is not None:
+                copies[request.host_key] = pool.blocks_for(request.num_computed_tokens)
+        self.host_pool.check_invariants(copies)
+        pool.check_invariants(request.block_ids for request in self.roster.running)
+
+    def _vacate(self, request: Request) -> None:
+        self.block_manager.release(request)
+        self.roster.unseat(request)
+
+    def _forget_copy(self, request: Request) -> None:
+        if request.host_key is not None:
+            self.host_pool.drop(request.host_key)
+            request.host_key = None
+            request.num_computed_tokens = 0
