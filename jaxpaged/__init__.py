@@ -13,7 +13,8 @@ from jaxpaged import errors
 
 if TYPE_CHECKING:
     from jaxpaged.config import EngineConfig
-    from jaxpaged.core.sampling_params import SamplingParams
+    from jaxpaged.core.sampling_params import SamplingParams, StructuredOutputs
+    from jaxpaged.device.logits_processor import LogitsContext, LogitsProcessor
     from jaxpaged.engine.output import CompletionOutput, RequestOutput
     from jaxpaged.llm import LLM, generate
 
@@ -22,13 +23,27 @@ __version__ = "0.1.0"
 _HOMES = {
     "EngineConfig": "jaxpaged.config",
     "SamplingParams": "jaxpaged.core.sampling_params",
+    "StructuredOutputs": "jaxpaged.core.sampling_params",
+    "LogitsContext": "jaxpaged.device.logits_processor",
+    "LogitsProcessor": "jaxpaged.device.logits_processor",
     "CompletionOutput": "jaxpaged.engine.output",
     "RequestOutput": "jaxpaged.engine.output",
     "LLM": "jaxpaged.llm",
     "generate": "jaxpaged.llm",
 }
 
-__all__ = ["LLM", "CompletionOutput", "EngineConfig", "RequestOutput", "SamplingParams", "errors", "generate"]
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "EngineConfig",
+    "LogitsContext",
+    "LogitsProcessor",
+    "RequestOutput",
+    "SamplingParams",
+    "StructuredOutputs",
+    "errors",
+    "generate",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import threading
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import msgspec
@@ -23,9 +22,7 @@ from jaxpaged.errors import InvalidRequestError
 from jaxpaged.progress import ProgressBars
 from jaxpaged.text.bad_words import bad_word_ids
 from jaxpaged.text.chat import render_chat
-
-if TYPE_CHECKING:
-    from jaxpaged.text.grammar import GrammarCompiler
+from jaxpaged.text.grammar import GrammarCompiler
 
 Prompt = str | Sequence[int] | np.ndarray | jax.Array
 Message = Mapping[str, Any]
@@ -69,6 +66,7 @@ class LLM:
         config = engine_config(model, **engine_options)
         with ProgressBars(enabled=use_tqdm) as bars:
             self.engine, self.tokenizer = load_engine(config, bars.update)
+        self._grammars = GrammarCompiler(self.tokenizer, self.engine.vocab_size, self.engine.eos_token_ids)
         self._ids = itertools.count()
         self._lock = threading.Lock()  # the engine is driven by one thread at a time
 
@@ -155,14 +153,8 @@ class LLM:
             cache_salt=cache_salt,
             priority=priority,
             bad_word_ids=bad_word_ids(self.tokenizer, params.bad_words),
-            grammar=self._grammars.compile(wanted) if wanted is not None else None,
+            grammar=self._grammars.compile(wanted, ignore_eos=params.ignore_eos) if wanted is not None else None,
         )
-
-    @functools.cached_property
-    def _grammars(self) -> GrammarCompiler:
-        from jaxpaged.text.grammar import GrammarCompiler
-
-        return GrammarCompiler(self.tokenizer, self.engine.vocab_size, self.engine.eos_token_ids)
 
     def _drive(self, requests: list[Request], texts: list[str | None], use_tqdm: bool) -> list[RequestOutput]:
         processor = OutputProcessor(self.tokenizer)

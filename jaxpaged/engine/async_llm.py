@@ -28,9 +28,9 @@ from jaxpaged.engine.output_processor import OutputProcessor
 from jaxpaged.errors import EngineDeadError
 from jaxpaged.text.bad_words import bad_word_ids
 from jaxpaged.text.chat import render_chat
+from jaxpaged.text.grammar import GrammarCompiler
 
 if TYPE_CHECKING:
-    from jaxpaged.text.grammar import GrammarCompiler
     from jaxpaged.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -106,7 +106,8 @@ class AsyncLLM:
         self._closing = False
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._text_pool = ThreadPoolExecutor(1, thread_name_prefix="jaxpaged-text")
-        self._grammar_pool = ThreadPoolExecutor(2, thread_name_prefix="jaxpaged-grammar")  # slow ones delay no text
+        self._grammars = GrammarCompiler(tokenizer, engine.vocab_size, engine.eos_token_ids)
+        self._grammar_pool = ThreadPoolExecutor(4, thread_name_prefix="jaxpaged-grammar")  # slow ones delay no text
         self._thread = threading.Thread(target=self._run, name="jaxpaged-engine", daemon=True)
         self._thread.start()
 
@@ -173,7 +174,9 @@ class AsyncLLM:
         wanted = params.structured_outputs
         grammar = None
         if wanted is not None:
-            grammar = await self._off_loop(self._grammar_pool, lambda: self._grammars.compile(wanted))
+            grammar = await self._off_loop(
+                self._grammar_pool, lambda: self._grammars.compile(wanted, ignore_eos=params.ignore_eos)
+            )
 
         def make() -> Request:
             ids = self._encode(prompt, params, add_special_tokens) if isinstance(prompt, str) else prompt
@@ -202,12 +205,6 @@ class AsyncLLM:
         return await self._off_loop(
             self._text_pool, lambda: render_chat(self.tokenizer, messages, max_tokens=limit, **options)
         )
-
-    @functools.cached_property
-    def _grammars(self) -> GrammarCompiler:
-        from jaxpaged.text.grammar import GrammarCompiler
-
-        return GrammarCompiler(self.tokenizer, self._engine.vocab_size, self._engine.eos_token_ids)
 
     @property
     def _max_model_len(self) -> int:
@@ -263,6 +260,7 @@ class AsyncLLM:
             self._thread.join()
         for pool in (self._text_pool, self._grammar_pool):
             pool.shutdown(wait=False, cancel_futures=True)
+        self._grammars.close()
         self._fail_all(EngineDeadError("the engine was shut down"))
 
     # Below, in the event loop's thread.
