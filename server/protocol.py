@@ -137,15 +137,15 @@ class GenerationRequest(StructuredFields):
     def _refuse_what_is_not_built(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        name = first_refused(data, cls.not_yet)
-        if name is not None:
-            context = {"param": name, "shown": shown(data[name])}
-            raise PydanticCustomError("unsupported", "{param}={shown} is not supported", context)
-        known = {name: value for name, value in data.items() if name in cls.model_fields}
+        fields = cls.model_fields
         for name in data:  # one fault is enough to be told of: there might be a million
-            if name not in known and name not in cls.not_yet:
+            if name not in fields and name not in cls.not_yet:
                 raise _invalid(name, f"unknown field {name!r:.80}")
-        return known
+        refused = first_refused(data, cls.not_yet)
+        if refused is not None:
+            context = {"param": refused, "shown": shown(data[refused])}
+            raise PydanticCustomError("unsupported", "{param}={shown} is not supported", context)
+        return {name: value for name, value in data.items() if name in fields}
 
     @model_validator(mode="after")
     def _some_need_a_stream_and_some_none(self) -> GenerationRequest:

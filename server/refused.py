@@ -37,8 +37,7 @@ NOT_YET_CHAT: dict[str, tuple[Any, ...]] = {
 
 def first_refused(data: dict[str, Any], not_yet: dict[str, tuple[Any, ...]]) -> str | None:
     """The first field of a body that asks for what is not built."""
-    known = data.keys() & not_yet.keys()
-    return next((name for name in data if name in known and not _asks_for_nothing(data[name], not_yet[name])), None)
+    return next((n for n in data if n in not_yet and not _asks_for_nothing(data[n], not_yet[n])), None)
 
 
 def _asks_for_nothing(value: Any, neutral: tuple[Any, ...]) -> bool:

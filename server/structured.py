@@ -77,14 +77,14 @@ def structured_outputs(body: StructuredFields) -> StructuredOutputs | None:
     """
     asked = _asked(body)
     if len(asked) > 1:
-        first, second, *_ = asked
-        raise InvalidRequestError(f"{second} contradicts {first}: the text can have one form", param=second)
+        first, *_, last = asked
+        raise InvalidRequestError(f"{last} contradicts {first}: the text can have one form", param=last)
     return StructuredOutputs(**next(iter(asked.values()))) if asked else None
 
 
 def structured_field(body: StructuredFields) -> str | None:
     """The name of the field that says what form the text must have."""
-    return next(iter(_asked(body)), None)
+    return next(reversed(_asked(body)), None)
 
 
 def _asked(body: StructuredFields) -> dict[str, dict[str, Any]]:

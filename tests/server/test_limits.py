@@ -1,0 +1,89 @@
+"""One small request cannot become a million of anything. Case S13."""
+
+from __future__ import annotations
+
+import json
+import resource
+import time
+
+import pydantic_core
+import pytest
+
+from server.convert import MAX_SEQUENCES
+
+MILLION = 10**6
+X = {"prompt": "x"}
+HELLO = {"messages": [{"role": "user", "content": "x"}]}
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+
+CASES = [
+    (COMPLETIONS, "n", {**X, "n": MILLION}),
+    (COMPLETIONS, "best_of", {**X, "best_of": 10**9}),
+    (COMPLETIONS, "beam_width", {**X, "use_beam_search": True, "beam_width": MILLION}),
+    (COMPLETIONS, "n", {"prompt": ["x"] * 1024, "n": 9}),
+    (COMPLETIONS, "logprobs", {**X, "logprobs": MILLION}),
+    (COMPLETIONS, "logprobs", {**X, "logprobs": -1}),
+    (COMPLETIONS, "logprobs", {**X, "logprobs": 21, "echo": True}),
+    (COMPLETIONS, "prompt_logprobs", {**X, "prompt_logprobs": -1}),
+    (COMPLETIONS, "prompt_logprobs", {**X, "prompt_logprobs": MILLION, "echo": True, "logprobs": 1}),
+    (CHAT, "top_logprobs", {**HELLO, "logprobs": True, "top_logprobs": MILLION}),
+    (CHAT, "top_logprobs", {**HELLO, "logprobs": True, "top_logprobs": -1}),
+    (COMPLETIONS, "logit_bias", {**X, "logit_bias": {str(i): 1 for i in range(MILLION)}}),
+    (COMPLETIONS, "logit_bias", {**X, "logit_bias": {str(i): 1 for i in range(1025)}}),
+    (COMPLETIONS, "stop", {**X, "stop": ["a"] * 10**5}),
+    (COMPLETIONS, "stop", {**X, "stop": [5] * 10**5}),
+    (COMPLETIONS, "stop", {**X, "stop": ["a" * 10_000_000]}),
+    (COMPLETIONS, "stop", {**X, "stop": "a" * 10_000_000}),
+    (COMPLETIONS, "stop_token_ids", {**X, "stop_token_ids": [5] * MILLION}),
+    (COMPLETIONS, "stop_token_ids", {**X, "stop_token_ids": ["5"] * MILLION}),
+    (COMPLETIONS, "bad_words", {**X, "bad_words": ["a"] * 10**5}),
+    (COMPLETIONS, "bad_words", {**X, "bad_words": ["a" * 10_000_000]}),
+    (COMPLETIONS, "allowed_token_ids", {**X, "allowed_token_ids": [5] * MILLION}),
+    (COMPLETIONS, "logprob_token_ids", {**X, "logprobs": 0, "logprob_token_ids": [5] * MILLION}),
+    (COMPLETIONS, "structured_outputs", {**X, "structured_outputs": {"choice": ["a"] * MILLION}}),
+    (COMPLETIONS, "guided_choice", {**X, "guided_choice": ["a"] * MILLION}),
+    (COMPLETIONS, "cache_salt", {**X, "cache_salt": "a" * MILLION}),
+    (COMPLETIONS, "prompt", {"prompt": ["x"] * MILLION}),
+    (COMPLETIONS, "prompt", {"prompt": [5] * MILLION}),
+    (COMPLETIONS, "prompt", {"prompt": [[5]] * 200_000}),
+    (COMPLETIONS, "prompt", {"prompt": "x" * 10_000_000}),
+    (COMPLETIONS, "prompt", {"prompt": {"x": [5] * MILLION}}),
+    (CHAT, "messages", {"messages": HELLO["messages"] * 800_000}),
+    (CHAT, "messages", {"messages": [5] * MILLION}),
+    (CHAT, "tools", {**HELLO, "tools": [{}] * MILLION}),
+    (COMPLETIONS, "x0", {**X, **{f"x{i}": 1 for i in range(200_000)}}),
+]
+
+
+def megabytes() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+@pytest.mark.parametrize(
+    ("path", "param", "body"), CASES, ids=[f"{i}-{param}" for i, (_, param, _) in enumerate(CASES)]
+)
+def test_a_million_of_anything_is_refused_at_once(live, path, param, body) -> None:
+    """In a tenth of a second, and 50 MB, beyond what reading the body takes. Seconds are the processor's."""
+    started = len(live.engine.added)
+    content = json.dumps(body).encode()
+    begin = time.process_time()
+    pydantic_core.from_json(content)
+    reading = time.process_time() - begin
+    before = megabytes()
+    begin = time.process_time()
+    response = live.http.post(path, content=content)
+    answering = time.process_time() - begin
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, param), error
+    assert len(error["message"]) < 500
+    assert answering < 1.5 * reading + 0.1, (answering, reading)
+    assert megabytes() - before < 50 + 4 * len(content) / 1e6  # client and server hold it, and as it arrives
+    assert len(live.engine.added) == started
+
+
+def test_as_many_sequences_as_allowed_are_counted_over_all_prompts(live) -> None:
+    live.play([2])
+    answer = live.post(COMPLETIONS, prompt=["x"] * 4, n=3)
+    assert len(answer.json()["choices"]) == 12
+    response = live.post(COMPLETIONS, prompt=["x"] * (MAX_SEQUENCES // 128 + 1), best_of=128)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "best_of")
