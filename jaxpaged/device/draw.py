@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxpaged.device.gumbel import Words, gumbel
-from jaxpaged.device.nucleus import Limits, comes_before, exceeds
+from jaxpaged.device.nucleus import Limits, comes_before, exceeds, needed_mass
 
 
 def argmax(values: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -20,7 +20,7 @@ def argmax(values: jax.Array) -> tuple[jax.Array, jax.Array]:
     return jnp.minimum(index, size - 1), peak
 
 
-def draw(logits: jax.Array, scaled: jax.Array, key: Words, limit: Limits, needed: jax.Array) -> jax.Array:
+def draw(logits: jax.Array, scaled: jax.Array, key: Words, limits: Limits) -> jax.Array:
     """The token of the largest scaled logit plus noise among those that the limits keep.
 
     The kept tokens are not looked for: the best of all is taken if it is one of them, which is one sum. If not, then
@@ -32,11 +32,13 @@ def draw(logits: jax.Array, scaled: jax.Array, key: Words, limit: Limits, needed
       scaled: f32[V], these minus their maximum, over the temperature.
     """
     noisy = jax.lax.optimization_barrier(scaled + gumbel(key, len(logits)))  # else it is computed in each pass
+    needed = needed_mass(logits, scaled, limits)
 
-    def attempt(state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        value, token, _ = state
-        best = argmax(jnp.where(comes_before(logits, value, token), noisy, -jnp.inf))[0]
-        return logits[best], best, exceeds(logits, scaled, best, limit, needed)
+    def check(token: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return token, exceeds(logits, scaled, token, limits, needed)
 
-    everything = jnp.float32(-jnp.inf), jnp.int32(0), jnp.bool_(True)
-    return jax.lax.while_loop(lambda state: state[2], attempt, everything)[1]
+    def retry(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        token, _ = state
+        return check(argmax(jnp.where(comes_before(logits, token), noisy, -jnp.inf))[0])
+
+    return jax.lax.while_loop(lambda state: state[1], retry, check(argmax(noisy)[0]))[0]

@@ -7,78 +7,103 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+FEW = 128  # so large a top_k is looked up in the sorted best ones, on CPU
+
 
 class Limits(NamedTuple):
     """What a row asks for.
 
     Attributes:
-      top_k: i32[], at least 1; V or more is off.
+      top_k: i32[], from 1 to V, which is off.
       top_p: f32[]; 1 is off.
       floor: f32[], least scaled logit (that of the best is 0); -inf is off.
+      uses_top_k, uses_top_p: bool[], whether to look at them at all, see `over_rows`.
     """
 
     top_k: jax.Array
     top_p: jax.Array
     floor: jax.Array
+    uses_top_k: jax.Array
+    uses_top_p: jax.Array
 
 
-def limits(top_k: jax.Array, top_p: jax.Array, min_p: jax.Array) -> Limits:
-    """From a request's parameters; top_k 0 is off."""
-    return Limits(jnp.where(top_k == 0, jnp.iinfo(jnp.int32).max, top_k), top_p, jnp.log(min_p))
-
-
-def needed_mass(logits: jax.Array, scaled: jax.Array, limit: Limits) -> jax.Array:
+def needed_mass(logits: jax.Array, scaled: jax.Array, limits: Limits) -> jax.Array:
     """The mass that top-p wants, out of what top-k and min-p keep; infinite where it is off.
 
     Args:
       logits: f32[V], whose order counts.
       scaled: f32[V], of which the mass is the exponential.
     """
-    above_floor = jnp.where(scaled >= limit.floor, jnp.exp(scaled), 0.0)
 
-    def of_top_k() -> jax.Array:
-        kth, missing = _threshold(logits, jnp.ones_like(logits), limit.top_k.astype(jnp.float32))
-        equal = jnp.max(jnp.where(logits == kth, above_floor, 0.0))
-        return jnp.sum(jnp.where(logits > kth, above_floor, 0.0)) + missing * equal
+    def of_top_k(above_floor: jax.Array) -> jax.Array:
+        kth, missing = _kth(logits, limits.top_k)
+        equal = jnp.exp(jnp.max(jnp.where(logits == kth, above_floor, -jnp.inf)))
+        return _mass(above_floor, logits > kth) + missing * equal
 
     def needed() -> jax.Array:
-        mass = jax.lax.cond(limit.top_k < len(logits), of_top_k, lambda: jnp.sum(above_floor))
-        return jnp.maximum(limit.top_p * mass, jnp.finfo(jnp.float32).tiny)  # a tiny top_p still keeps one token
+        above_floor = jnp.where(scaled >= limits.floor, scaled, -jnp.inf)
+        mass = jax.lax.cond(limits.uses_top_k, of_top_k, lambda x: jnp.sum(jnp.exp(x)), above_floor)
+        mass = jnp.maximum(limits.top_p * mass, jnp.finfo(jnp.float32).tiny)  # a tiny top_p still keeps one token
+        return jnp.where(limits.top_p < 1, mass, jnp.inf)
 
-    return jax.lax.cond(limit.top_p < 1, needed, lambda: jnp.float32(jnp.inf))
+    return jax.lax.cond(limits.uses_top_p, needed, lambda: jnp.float32(jnp.inf))
 
 
-def exceeds(logits: jax.Array, scaled: jax.Array, token: jax.Array, limit: Limits, needed: jax.Array) -> jax.Array:
+def exceeds(logits: jax.Array, scaled: jax.Array, token: jax.Array, limits: Limits, needed: jax.Array) -> jax.Array:
     """Whether a token is not among the kept ones: what comes before it is enough already.
 
     Args:
       needed: `needed_mass`.
     """
-    before = comes_before(logits, logits[token], token)
-    count = jax.lax.cond(limit.top_k < len(logits), lambda: jnp.sum(before, dtype=jnp.int32), lambda: jnp.int32(0))
-    mass = jax.lax.cond(
-        limit.top_p < 1, lambda: jnp.sum(jnp.where(before, jnp.exp(scaled), 0.0)), lambda: jnp.float32(0)
-    )
-    return (count >= limit.top_k) | (mass >= needed) | (scaled[token] < limit.floor)
+
+    def count() -> jax.Array:
+        return jnp.sum(comes_before(logits, token), dtype=jnp.int32)
+
+    def mass() -> jax.Array:
+        return _mass(scaled, comes_before(logits, token))
+
+    too_many = jax.lax.cond(limits.uses_top_k, lambda: count() >= limits.top_k, lambda: jnp.bool_(False))
+    too_much = jax.lax.cond(limits.uses_top_p, lambda: mass() >= needed, lambda: jnp.bool_(False))
+    return too_many | too_much | (scaled[token] < limits.floor)
 
 
-def comes_before(logits: jax.Array, value: jax.Array, token: jax.Array) -> jax.Array:
-    """Mask of the tokens that are more likely than `token` with logit `value`, or as likely with a lower id."""
+def comes_before(logits: jax.Array, token: jax.Array) -> jax.Array:
+    """Mask of the tokens that are more likely than `token`, or as likely with a lower id."""
+    value = logits[token]
     return (logits > value) | ((logits == value) & (jnp.arange(len(logits)) < token))
 
 
-def kept(logits: jax.Array, scaled: jax.Array, limit: Limits, needed: jax.Array) -> jax.Array:
+def kept(logits: jax.Array, scaled: jax.Array, limits: Limits, needed: jax.Array) -> jax.Array:
     """Mask of all tokens that are kept."""
-    size = len(logits)
-    mask = (logits > -jnp.inf) & (scaled >= limit.floor)
+    mask = (logits > -jnp.inf) & (scaled >= limits.floor)
+    ones = jnp.ones_like(logits)
     mask = jax.lax.cond(
-        limit.top_k < size,
-        lambda: mask & _first(logits, jnp.ones_like(logits), limit.top_k.astype(jnp.float32)),
-        lambda: mask,
+        limits.uses_top_k, lambda: mask & _first(logits, ones, limits.top_k.astype(jnp.float32)), lambda: mask
     )
-    return jax.lax.cond(
-        limit.top_p < 1, lambda: mask & _first(logits, jnp.where(mask, jnp.exp(scaled), 0.0), needed), lambda: mask
-    )
+
+    def by_mass() -> jax.Array:
+        return mask & (_first(logits, jnp.where(mask, jnp.exp(scaled), 0.0), needed) | (needed == jnp.inf))
+
+    return jax.lax.cond(limits.uses_top_p, by_mass, lambda: mask)
+
+
+def _mass(scaled: jax.Array, mask: jax.Array) -> jax.Array:
+    # Not `where(mask, exp(scaled), 0)`: XLA:CPU does not vectorize that.
+    return jnp.sum(jnp.exp(jnp.where(mask, scaled, -jnp.inf)))
+
+
+def _kth(logits: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The k-th largest logit, and how many equal to it are among the first k."""
+
+    def search() -> tuple[jax.Array, jax.Array]:
+        return _threshold(logits, jnp.ones_like(logits), k.astype(jnp.float32))
+
+    def look_up() -> tuple[jax.Array, jax.Array]:
+        best = jax.lax.top_k(logits, min(FEW, len(logits)))[0]
+        kth = best[k - 1]
+        return kth, (k - jnp.sum(best > kth)).astype(jnp.float32)
+
+    return jax.lax.platform_dependent(cpu=lambda: jax.lax.cond(k <= FEW, look_up, search), default=search)
 
 
 def _first(values: jax.Array, weights: jax.Array, needed: jax.Array) -> jax.Array:

@@ -19,7 +19,7 @@ from jaxpaged.device.draw import argmax, draw
 from jaxpaged.device.gumbel import request_key
 from jaxpaged.device.logits_processor import LogitsProcessor, apply_processors
 from jaxpaged.device.logprobs import Logprobs, given_logprobs, mask_padding, no_logprobs, top_logprobs
-from jaxpaged.device.nucleus import Limits, kept, limits, needed_mass
+from jaxpaged.device.nucleus import Limits, kept, needed_mass
 from jaxpaged.device.options import Options
 from jaxpaged.device.penalties import penalize
 from jaxpaged.device.rows import over_rows
@@ -142,7 +142,9 @@ class _Sampler:
         best, peak = argmax(logits)
         token = jax.lax.cond(
             branches.features & Feature.RANDOM != 0,
-            lambda: jnp.where(self._uses(slot, Feature.RANDOM), self._draw(logits, peak, slot, position), best),
+            lambda: jnp.where(
+                self._uses(slot, Feature.RANDOM), self._draw(logits, peak, slot, position, branches), best
+            ),
             lambda: best,
         )
         token = jnp.where(jnp.isfinite(peak), token, -1)
@@ -151,7 +153,9 @@ class _Sampler:
             source = jax.lax.cond(
                 branches.features & Feature.PROCESSED_LOGPROBS != 0,
                 lambda: jnp.where(
-                    self._uses(slot, Feature.PROCESSED_LOGPROBS), self._processed(logits, peak, slot, token), raw
+                    self._uses(slot, Feature.PROCESSED_LOGPROBS),
+                    self._processed(logits, peak, slot, token, branches),
+                    raw,
                 ),
                 lambda: raw,
             )
@@ -214,7 +218,9 @@ class _Sampler:
                 )
         return logits
 
-    def _scaled(self, logits: jax.Array, peak: jax.Array, slot: jax.Array) -> tuple[jax.Array, Limits]:
+    def _scaled(
+        self, logits: jax.Array, peak: jax.Array, slot: jax.Array, branches: _Branches
+    ) -> tuple[jax.Array, Limits]:
         """Logits over the temperature, that of the best being 0, and what is to be kept of them.
 
         The peak is subtracted first, so that a tiny temperature cannot overflow.
@@ -222,21 +228,34 @@ class _Sampler:
         temperature, top_k, top_p, min_p = (
             self.slots.column(name, slot) for name in ("temperature", "top_k", "top_p", "min_p")
         )
-        scaled = (logits - peak) / jnp.where(temperature > 0, temperature, 1.0)
-        return scaled, limits(top_k, top_p, min_p)
+        limits = Limits(
+            top_k=jnp.where(top_k == 0, len(logits), jnp.minimum(top_k, len(logits))),
+            top_p=top_p,
+            floor=jnp.log(min_p),
+            uses_top_k=branches.features & Feature.TOP_K != 0,
+            uses_top_p=branches.features & Feature.TOP_P != 0,
+        )
+        return (logits - peak) / jnp.where(temperature > 0, temperature, 1.0), limits
 
-    def _draw(self, logits: jax.Array, peak: jax.Array, slot: jax.Array, position: jax.Array) -> jax.Array:
-        scaled, limit = self._scaled(logits, peak, slot)
+    def _draw(
+        self, logits: jax.Array, peak: jax.Array, slot: jax.Array, position: jax.Array, branches: _Branches
+    ) -> jax.Array:
+        scaled, limits = self._scaled(logits, peak, slot, branches)
         high, low, index = (self.slots.column(name, slot) for name in ("seed_high", "seed_low", "sample_index"))
-        key = request_key(high, low, index, position)
-        return draw(logits, scaled, key, limit, needed_mass(logits, scaled, limit))
+        return draw(logits, scaled, request_key(high, low, index, position), limits)
 
-    def _processed(self, logits: jax.Array, peak: jax.Array, slot: jax.Array, token: jax.Array) -> jax.Array:
+    def _processed(
+        self, logits: jax.Array, peak: jax.Array, slot: jax.Array, token: jax.Array, branches: _Branches
+    ) -> jax.Array:
         """What the token was sampled from; of a greedy row the logits before the temperature."""
-        scaled, limit = self._scaled(logits, peak, slot)
-        mask = kept(logits, scaled, limit, needed_mass(logits, scaled, limit))
-        mask |= jnp.arange(len(logits)) == token  # sums in another order could leave it out at the border
-        return jnp.where(self._uses(slot, Feature.RANDOM), jnp.where(mask, scaled, -jnp.inf), logits)
+
+        def random() -> jax.Array:
+            scaled, limits = self._scaled(logits, peak, slot, branches)
+            mask = kept(logits, scaled, limits, needed_mass(logits, scaled, limits))
+            mask |= jnp.arange(len(logits)) == token  # sums in another order could leave it out at the border
+            return jnp.where(self._uses(slot, Feature.RANDOM), jnp.where(mask, scaled, -jnp.inf), logits)
+
+        return jax.lax.cond(branches.features & Feature.RANDOM != 0, random, lambda: logits)
 
     def _logprobs(self, logits: jax.Array, token: jax.Array, slot: jax.Array, branches: _Branches) -> Logprobs:
         """Of the token, and of the most likely ones or those that the row names."""

@@ -36,6 +36,8 @@ class Feature(enum.IntFlag):
     PENALTIES = enum.auto()
     PROCESSORS = enum.auto()
     RANDOM = enum.auto()  # sampled, not greedy
+    TOP_K = enum.auto()
+    TOP_P = enum.auto()
     LOGPROBS = enum.auto()
     PROCESSED_LOGPROBS = enum.auto()  # of what is sampled from
     LOGPROB_IDS = enum.auto()  # of given tokens
@@ -60,6 +62,8 @@ def features(request: Request, logprobs_mode: str = "raw") -> Feature:
         Feature.PENALTIES: (params.presence_penalty, params.frequency_penalty, params.repetition_penalty) != (0, 0, 1),
         Feature.PROCESSORS: bool(params.logits_processors),
         Feature.RANDOM: not params.greedy and not beams,
+        Feature.TOP_K: params.top_k > 0,
+        Feature.TOP_P: params.top_p < 1,
         Feature.LOGPROBS: wants_logprobs,
         Feature.PROCESSED_LOGPROBS: wants_logprobs and processed,
         Feature.LOGPROB_IDS: params.logprob_token_ids is not None,

@@ -72,7 +72,7 @@ def test_admission_reaches_its_slot_whole():
     rows = jnp.array([0])
     expected = {"temperature": 0.7, "top_p": 0.9, "min_p": 0.1, "top_k": 3, "min_total_tokens": 7}
     expected |= {"seed_high": -1, "seed_low": -1, "num_prompt_tokens": 5, "sample_index": 0}
-    expected |= {"features": int(Feature.RANDOM | Feature.MIN_TOKENS | Feature.LOGPROBS)}
+    expected |= {"features": 1 << 3 | int(Feature.RANDOM | Feature.TOP_K | Feature.TOP_P | Feature.LOGPROBS)}
     for name, value in expected.items():
         assert slots.column(name, rows)[0] == pytest.approx(value), name
     assert slots.stop_ids[0, :3].tolist() == [1, 2, 9]
