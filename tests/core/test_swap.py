@@ -1,0 +1,157 @@
+"""Preempted requests whose blocks are kept in host memory."""
+
+import pytest
+
+from jaxpaged.core.host_pool import HostPool
+from jaxpaged.core.step import Step, Swap
+from tests.core.driver import Driver
+from tests.core.test_scheduler import prompt_of, step_until
+
+
+def make(num_host_blocks=50, **options):
+    return Driver(
+        **{"num_blocks": 20, "block_size": 4, "max_num_batched_tokens": 8, "max_model_len": 100, **options},
+        scheduler_options={"num_host_blocks": num_host_blocks},
+    )
+
+
+def preempt(driver, request):
+    """Preempts `request`, the last one that runs."""
+    assert driver.scheduler._residency.preempt() is request
+    driver.scheduler.check_invariants()
+
+
+def test_the_books_of_host_memory():
+    pool, step = HostPool(5), Step()
+    first, second = pool.save([1, 2, 3]), pool.save([4, 5])
+    assert pool.save([6]) is None and pool.num_used_blocks == 5
+    pool.drop(first)
+    pool.flush(step)
+    assert (step.swap_out, step.swap_in, step.dropped) == ([Swap(second, [4, 5])], [], []), "the first never left"
+    third = pool.save([7])
+    pool.flush(Step())
+    pool.restore(second, [8, 9])
+    pool.drop(third)
+    pool.flush(step)
+    assert (step.swap_out, step.swap_in, step.dropped) == ([], [Swap(second, [8, 9])], [third])
+    assert pool.num_used_blocks == 0 and third not in (first, second)
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+@pytest.mark.parametrize("enable_prefix_caching", [False, True])
+@pytest.mark.parametrize("num_host_blocks", [0, 3, 8, 100])
+def test_swapping_changes_no_output(num_host_blocks, enable_prefix_caching, overlap):
+    """B59"""
+    driver = Driver(
+        num_blocks=15,
+        block_size=16,
+        max_num_seqs=6,
+        max_num_batched_tokens=16,
+        max_model_len=200,
+        overlap=overlap,
+        enable_prefix_caching=enable_prefix_caching,
+        scheduler_options={"num_host_blocks": num_host_blocks},
+    )
+    for i in range(6):
+        driver.add(f"r{i}", prompt_of(30, i), max_tokens=40)
+    swaps = 0
+    while driver.scheduler.has_work:
+        driver.step()
+        swaps += bool(driver.last_step and driver.last_step.swap_in)
+    driver.run()
+    driver.check_solo()
+    assert driver.scheduler.num_preemptions and (swaps > 0) == (num_host_blocks > 0)
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_twice_and_in_mid_prompt(overlap):
+    """B59: nothing that was computed is computed again."""
+    driver = make(overlap=overlap)
+    driver.add("first", prompt_of(5, 1), max_tokens=60)
+    request = driver.add("a", prompt_of(30), max_tokens=20)
+    step_until(driver, lambda: 0 < request.num_computed_tokens < 30 and len(driver.scheduler.running) == 2)
+    done = request.num_computed_tokens
+    preempt(driver, request)
+    driver.step()
+    step = driver.last_step
+    (swap,) = step.swap_in
+    assert step.swap_out[0].key == swap.key and step.starts[-1] == done
+    assert step.admissions[0].block_ids == swap.block_ids == request.block_ids[: len(swap.block_ids)]
+    step_until(driver, lambda: request.num_output_tokens == 6)
+    preempt(driver, request)
+    driver.run()
+    driver.check_solo()
+    assert request.num_preemptions >= 2
+
+
+def test_without_room_on_the_host_it_is_computed_again():
+    driver = make(num_host_blocks=1)
+    driver.add("first", prompt_of(5, 1), max_tokens=30)
+    request = driver.add("a", prompt_of(12), max_tokens=9)
+    step_until(driver, lambda: request.num_computed_tokens > 8)
+    preempt(driver, request)
+    assert request.num_computed_tokens == 0
+    driver.run()
+    driver.check_solo()
+    assert not driver.device.host
+
+
+def test_an_abort_gives_the_budget_back_at_once_and_the_copy_later():
+    """B51: while swapped."""
+    driver = make(num_blocks=8)
+    driver.add("first", prompt_of(9, 1), max_tokens=18)
+    request = driver.add("a", prompt_of(9), max_tokens=18)
+    step_until(driver, lambda: request.host_key is not None)
+    pool = driver.scheduler._residency.host_pool
+    key = request.host_key
+    assert pool.num_used_blocks and key in driver.device.host
+    driver.abort("a")
+    assert pool.num_used_blocks == 0
+    driver.step()
+    assert driver.last_step.dropped == [key] and not driver.device.host
+    driver.run()
+    driver.check_solo()
+
+
+def test_an_abort_before_the_copy_was_made_asks_for_none():
+    driver = make()
+    driver.add("first", prompt_of(9, 1), max_tokens=18)
+    request = driver.add("a", prompt_of(9), max_tokens=18)
+    step_until(driver, lambda: request.num_output_tokens)
+    preempt(driver, request)
+    driver.abort("a")
+    driver.step()
+    assert not driver.last_step.swap_out and not driver.last_step.dropped
+    driver.run()
+    driver.check_solo()
+
+
+def test_new_weights_void_the_copies():
+    """B63: what the old weights left is not read."""
+    driver = make(num_blocks=8, max_model_len=64)
+    driver.add("first", prompt_of(9, 1), max_tokens=18)
+    request = driver.add("a", prompt_of(9), max_tokens=18)
+    step_until(driver, lambda: request.host_key is not None)
+    driver.reset_weights()
+    assert request.host_key is None and request.num_computed_tokens == 0
+    driver.abort("first")
+    driver.run()
+    assert request.finish_reason == "length" and not driver.device.host
+
+
+def test_blocks_that_came_back_are_shared_again():
+    driver = make(num_blocks=12)
+    driver.add("first", prompt_of(9, 1), max_tokens=24)
+    request = driver.add("a", prompt_of(17), max_tokens=12)
+    step_until(driver, lambda: request.num_output_tokens)
+    preempt(driver, request)
+    driver.scheduler.block_manager._cache.clear()  # only the copy knows
+    driver.scheduler.block_manager.num_cached_blocks = 0
+    request.weight_version = driver.manager.weight_version
+    request.block_hashes.clear()
+    step_until(driver, lambda: request.num_computed_tokens >= 17)
+    driver.run()
+    driver.add("b", prompt_of(17), max_tokens=2)
+    driver.run()
+    driver.check_solo()
+    assert driver.finished["b"].num_cached_tokens == 16
