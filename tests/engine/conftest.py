@@ -21,7 +21,7 @@ from jaxpaged.core.scheduler import Scheduler
 from jaxpaged.device.buckets import BucketTable
 from jaxpaged.device.runner import Runner
 from jaxpaged.engine.engine import Engine
-from tests.engine.tiny import BLOCK, GREEDY, MAX_LEN, POOL, TINY_LLAMA, VOCAB, Answer, run
+from tests.engine.tiny import BLOCK, GREEDY, MAX_LEN, POOL, SHIFT, TINY_LLAMA, VOCAB, Answer, run
 from tests.engine.workloads import EOS, Answers, Job, Setting, play
 
 MakeEngine = Callable[..., Engine]
@@ -53,6 +53,7 @@ def tiny_config() -> EngineConfig:
         num_kv_blocks=POOL,
         max_logprobs=8,
         swap_space=0.001,
+        logits_processors=(SHIFT,),
         attention_implementation="xla",
         compilation_cache_dir="",
         strict=True,

@@ -5,10 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.core.step import RequestUpdate, TokenLogprobs
+from jaxpaged.device.logits_processor import LogitsContext, LogitsProcessor
 from jaxpaged.engine.engine import Engine
 
 VOCAB, MAX_LEN, BLOCK, POOL = 256, 128, 16, 512
@@ -25,6 +28,15 @@ TINY_LLAMA = {
     "hidden_act": "silu",
     "tie_word_embeddings": True,
 }
+
+
+def _shift(logits: jax.Array, context: LogitsContext) -> jax.Array:
+    """Favours every seventh token, which ones depends on the whole sequence."""
+    place = jnp.sum(context.token_ids) + context.num_tokens - context.num_prompt_tokens
+    return logits + context.arguments["by"] * ((jnp.arange(len(logits)) + place) % 7 == 0)
+
+
+SHIFT = LogitsProcessor("shift", _shift, {"by": 1.0})
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
 
 
@@ -34,6 +46,7 @@ class Answer:
 
     token_ids: list[int] = dataclasses.field(default_factory=list)
     logprobs: list[TokenLogprobs] = dataclasses.field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = dataclasses.field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     num_cached_tokens: int = 0
@@ -42,6 +55,7 @@ class Answer:
         assert self.finish_reason is None, "an update after the last one"
         self.token_ids += update.new_token_ids
         self.logprobs += update.logprobs or []
+        self.prompt_logprobs += update.prompt_logprobs or []
         self.finish_reason, self.stop_reason = update.finish_reason, update.stop_reason
         self.num_cached_tokens = update.num_cached_tokens
 
