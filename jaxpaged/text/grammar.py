@@ -84,11 +84,19 @@ class GrammarCompiler:
             if self._vocabulary is not None:
                 self._vocabulary.checker.close()
 
-    def _compile(self, source: str) -> tuple[LLMatcher | str, int]:
-        """The compiled grammar or what is wrong with it, and the bytes that it takes."""
+    def prepare(self) -> None:
+        """Builds what all grammars share, so that the first one does not wait for it: a second or more, if large."""
+        with self._lock:
+            self._shared()
+
+    def _shared(self) -> _Vocabulary:
         if self._vocabulary is None:
             self._vocabulary = _Vocabulary(self._tokenizer, self._vocab_size, self._eos_token_ids)
-        vocabulary = self._vocabulary
+        return self._vocabulary
+
+    def _compile(self, source: str) -> tuple[LLMatcher | str, int]:
+        """The compiled grammar or what is wrong with it, and the bytes that it takes."""
+        vocabulary = self._shared()
         verdict = vocabulary.checker.check(source)
         if verdict.error:
             return reason(verdict.error), len(source)

@@ -20,12 +20,12 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import IO, Any, TypeVar
+from typing import IO, Any, TypeVar, cast
 
 import msgspec
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-CPU_SECONDS = 0.7  # for one grammar
+CPU_SECONDS = 0.6  # for one grammar; it is compiled twice, and a dead child takes 0.3 to replace
 MEMORY_BYTES = 768 << 20  # beyond what the child has when it is ready
 STACK_BYTES = 256 << 20  # where grammars are compiled: address space, touched only as far as a grammar is deep
 TOO_HARD = "it takes too much time, memory or depth to compile"
@@ -60,7 +60,11 @@ class _Wrapper:
 
 def build_tokenizer(tokens: Sequence[bytes]) -> LLTokenizer:
     """The tokens of a vocabulary by id; those without bytes are never produced. Id `len(tokens)` is the end."""
-    return LLTokenizer(_Wrapper(tokens), eos_token=len(tokens))  # pyright: ignore[reportArgumentType]
+    wrapper = cast(TokenizerWrapper, _Wrapper(tokens))
+    plain = LLTokenizer(wrapper, eos_token=len(tokens), slices=[])
+    # In two parts: each holds the GIL, for a quarter of a second with 128,000 tokens. Slices are sets of tokens whose
+    # masks are known beforehand; they make long strings ten times as fast.
+    return plain.with_slices(LLTokenizer.general_slices())
 
 
 def build_matcher(tokenizer: LLTokenizer, source: str) -> LLMatcher:

@@ -7,18 +7,16 @@ import re
 from typing import Any
 
 from llguidance import LLMatcher
-from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from jaxpaged.core.sampling_params import StructuredOutputs
 from jaxpaged.errors import InvalidRequestError
+from jaxpaged.text import gbnf
 
 MAX_CHARS = 256 << 10  # of a schema, grammar or regular expression
-MAX_GBNF_WORK = 2_000_000  # rules x characters: the converter looks at every rule for every rule
 
 _OPTIONS = '\n%llguidance {"no_forcing": true}\n'  # the model cuts the text into tokens, not the grammar
 # Enough for compact and for indented JSON, and too little to write blanks for ever.
 _BLANKS = {"whitespace_pattern": r" {1,4}|\r?\n[ \t]{0,40}"}
-_GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 _MAX_REASON = 300  # characters
 
 
@@ -31,27 +29,26 @@ def llguidance_source(wanted: StructuredOutputs) -> str:
     try:
         source = _SOURCES[wanted.kind](getattr(wanted, wanted.kind))
         source.encode()
-    except (ValueError, TypeError, RecursionError, GrammarSyntaxError) as error:
-        if isinstance(error, InvalidRequestError):
-            raise
+    except RecursionError as error:
+        raise invalid(f"{wanted.kind}: too deep") from error
+    except (ValueError, TypeError) as error:
         raise invalid(f"{wanted.kind}: {reason(str(error))}") from error
     return source
-
-
-class GrammarSyntaxError(Exception):
-    """An EBNF grammar that cannot be read."""
 
 
 def _json_source(schema: str | dict[str, Any]) -> str:
     if isinstance(schema, str):
         _check_length(schema)
         schema = json.loads(schema, parse_constant=_no_constant)
-    if isinstance(schema, bool):
-        schema = {} if schema else {"not": {}}
+    if schema is False:
+        raise ValueError("it matches no text")
+    if schema is True:
+        schema = {}
     if not isinstance(schema, dict):
         raise ValueError(f"a schema is an object, not {type(schema).__name__}")
     options = schema.get("x-guidance", {})
-    schema = {**schema, "x-guidance": {**_BLANKS, **options} if isinstance(options, dict) else options}
+    if isinstance(options, dict) and "whitespace_flexible" not in options:
+        schema = {**schema, "x-guidance": {**_BLANKS, **options}}
     text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
     _check_length(text)
     return _lark("start: %json " + text)
@@ -66,32 +63,15 @@ def _regex_source(pattern: str) -> str:
 def _choice_source(choices: list[str]) -> str:
     if not choices or not all(isinstance(choice, str) for choice in choices):
         raise ValueError("takes a list of at least one text")
-    text = " | ".join(map(_literal, choices))
+    text = " | ".join(map(gbnf.literal, choices))
     _check_length(text)
     return _lark(f"start: CHOICE\nCHOICE: {text}")
-
-
-def _literal(text: str) -> str:
-    """A text as Lark writes it: anything but letters and digits by its number."""
-    if not text:
-        return '""'
-    return "/" + "".join(c if c.isascii() and c.isalnum() else f"\\x{{{ord(c):x}}}" for c in text) + "/"
 
 
 def _grammar_source(text: str) -> str:
     """Lark's notation, unless a rule is written `name ::= ...`, as in EBNF (GBNF)."""
     _check_length(text)
-    rules = len(_GBNF_RULE.findall(text))
-    if not rules:
-        return _lark(text)
-    if rules * len(text) > MAX_GBNF_WORK:
-        raise ValueError(f"an EBNF grammar of {rules} rules and {len(text)} characters is too large")
-    try:
-        return _lark(gbnf_to_lark(text))
-    except RecursionError:
-        raise
-    except Exception as error:  # the converter raises plain exceptions
-        raise GrammarSyntaxError(str(error)) from error
+    return _lark(gbnf.gbnf_to_lark(text) if gbnf.RULE.search(text) else text)
 
 
 _SOURCES = {
@@ -119,7 +99,8 @@ def _no_constant(name: str) -> None:
 
 
 def invalid(message: str) -> InvalidRequestError:
-    return InvalidRequestError(f"structured_outputs.{message}"[:1000], param="structured_outputs")
+    """The error of a request whose structured outputs are wrong."""
+    return InvalidRequestError(f"structured_outputs.{message}", param="structured_outputs")
 
 
 def reason(message: str) -> str:
