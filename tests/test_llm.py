@@ -1,10 +1,12 @@
 """The offline API, the async engine and the HTTP server over one real engine on a tiny model."""
 
 import asyncio
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
+import jax
 import jax.numpy as jnp
 import numpy as np
 import openai
@@ -12,7 +14,7 @@ import pytest
 import uvicorn
 
 import jaxpaged
-from jaxpaged import LLM, SamplingParams
+from jaxpaged import LLM, LogitsProcessor, SamplingParams, StructuredOutputs
 from jaxpaged.engine.async_llm import AsyncLLM
 from jaxpaged.errors import ConfigError, InvalidRequestError, ModelNotFoundError, RequestTooLargeError
 from server.app import create_app
@@ -132,8 +134,96 @@ def test_a_bad_prompt_starts_nothing(llm, prompts, message):
 def test_too_long_a_prompt_names_both_numbers(llm):
     with pytest.raises(RequestTooLargeError, match=r"128.*128"):
         llm.generate([[5] * 128], GREEDY, use_tqdm=False)
-    with pytest.raises(InvalidRequestError, match="n=2"):
-        llm.generate("a", SamplingParams(n=2))
+
+
+def test_options_of_single_prompts(llm):
+    for options, text in (
+        ({"priority": [1]}, "1 values of priority for 2 prompts"),
+        ({"cache_salt": ["a", "b", "c"]}, "3 values of cache_salt for 2"),
+        ({"cache_salt": ["a", ""]}, "cache_salt=''"),
+        ({"priority": [1, 1.5]}, "priority=1.5"),
+    ):
+        with pytest.raises(InvalidRequestError, match=text):
+            llm.generate(["a", "b"], GREEDY, use_tqdm=False, **options)
+    assert not llm.engine.has_work
+    llm.reset_prefix_cache()
+    ids = list(range(3, 40))
+    salted = llm.generate([ids, ids], GREEDY, cache_salt=["a", "b"], priority=[2, 1], use_tqdm=False)
+    (again,) = llm.chat(CHAT, GREEDY, cache_salt="a", priority=3, use_tqdm=False)
+    (hit,) = llm.generate([ids], GREEDY, cache_salt="a", use_tqdm=False)
+    (miss,) = llm.generate([ids], GREEDY, use_tqdm=False)
+    assert [o.num_cached_tokens for o in (*salted, again, hit, miss)] == [0, 0, 0, 32, 0]
+
+
+def test_samples_and_the_best_of_them(llm):
+    params = {"seed": 3, "max_tokens": 8, "ignore_eos": True, "output_kind": "cumulative"}
+    (four,) = llm.generate("Hello", SamplingParams(n=4, logprobs=0, **params), use_tqdm=False)
+    assert [c.index for c in four.outputs] == [0, 1, 2, 3] and len({c.text for c in four.outputs}) == 4
+    (two,) = llm.generate("Hello", SamplingParams(n=2, best_of=4, **params), use_tqdm=False)
+    ranked = sorted(four.outputs, key=lambda c: -c.cumulative_logprob / len(c.token_ids))
+    assert [c.token_ids for c in two.outputs] == [c.token_ids for c in ranked[:2]]
+    assert [c.index for c in two.outputs] == [0, 1] and two.outputs[0].logprobs is None
+
+
+def test_prompt_logprobs_of_a_text(llm):
+    params = SamplingParams(temperature=0, max_tokens=0, prompt_logprobs=2)
+    (output,) = llm.generate("Hello world", params, use_tqdm=False)
+    first, *rest = output.prompt_logprobs
+    assert first is None and output.outputs[0].text == "" and output.outputs[0].finish_reason == "length"
+    assert [p.token_id for p in rest] == output.prompt_token_ids[1:] and all(len(p.top) == 2 for p in rest)
+    for position, token_id in zip(rest, output.prompt_token_ids[1:], strict=True):
+        assert "Hello world"[position.text_offset :].startswith(llm.tokenizer.decode([token_id]))
+
+
+def test_bad_words_are_not_said(llm):
+    whole = only(llm.generate("Hello", GREEDY, use_tqdm=False))
+    word = llm.tokenizer.decode(whole.token_ids[2:4]).strip()
+    params = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True, bad_words=[word])
+    banned = only(llm.generate("Hello", params, use_tqdm=False))
+    assert word in whole.text and word not in banned.text
+
+
+def test_structured_outputs(llm):
+    def wanting(**wanted):
+        return SamplingParams(temperature=1, seed=2, max_tokens=40, structured_outputs=StructuredOutputs(**wanted))
+
+    params = [wanting(choice=["The quick", "own fox"]), wanting(regex=r"[ab]{3}x?"), GREEDY]
+    chosen, matched, free = llm.generate(["Hello"] * 3, params, use_tqdm=False)
+    assert chosen.text in ("The quick", "own fox") and chosen.finish_reason == "stop"
+    assert re.fullmatch(r"[ab]{3}x?", matched.text) and matched.finish_reason == "stop"
+    assert free.token_ids == only(llm.generate("Hello", GREEDY, use_tqdm=False)).token_ids
+    with pytest.raises(InvalidRequestError, match="regex"):
+        llm.generate(["Hello", "a"], [GREEDY, wanting(regex="(")], use_tqdm=False)
+    assert not llm.engine.has_work
+
+
+def test_a_fault_in_one_output_ends_that_request_alone(llm, monkeypatch):
+    """S21."""
+    params = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True, logprobs=0)
+    good = only(llm.generate("Hello", params, use_tqdm=False))
+    real = llm.tokenizer.token_bytes
+
+    def broken(token_id):
+        if token_id == good.token_ids[4]:
+            raise KeyError("no such token")
+        return real(token_id)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.tokenizer, "token_bytes", broken)
+        bad, fine = llm.generate(["Hello", "Hello"], [params, SamplingParams(max_tokens=3, seed=1, detokenize=False)])
+    assert bad.finish_reason == "error" and "no such token" in str(bad.stop_reason)
+    assert len(fine.token_ids) == 3
+    assert llm.engine.stats.num_used_blocks == 0
+    assert only(llm.generate("Hello", params, use_tqdm=False)) == good
+
+
+def test_other_weights(llm):
+    before = only(llm.generate("Hello world", GREEDY, use_tqdm=False))
+    params = llm.engine.runner.params
+    llm.update_params(jax.tree.map(lambda x: x * 1.5 if x.ndim > 1 else x, params))
+    assert only(llm.generate("Hello world", GREEDY, use_tqdm=False)).token_ids != before.token_ids
+    llm.update_params(params)
+    assert only(llm.generate("Hello world", GREEDY, use_tqdm=False)) == before
 
 
 def test_an_interrupted_call_leaves_nothing_behind(llm, monkeypatch):
@@ -185,6 +275,23 @@ def test_the_context_is_cut_to_what_the_cache_holds(folder):
         cut = LLM(str(folder), **options)
     with pytest.raises(RequestTooLargeError, match=r"70.*64"):
         cut.generate([[5] * 70], GREEDY, use_tqdm=False)
+
+
+def test_users_processors(folder):
+    def only_these(logits, context):
+        return jnp.where(jnp.arange(len(logits)) == context.arguments["token"], logits, -jnp.inf)
+
+    processor = LogitsProcessor("only", only_these, {"token": None})
+    options = OPTIONS | {"warmup": False, "strict": False, "max_num_seqs": 2, "max_num_batched_tokens": 8}
+    llm = LLM(str(folder), logits_processors=[processor], **options)
+    params = SamplingParams(temperature=1, max_tokens=4, logits_processors={"only": {"token": 9}})
+    forced, free = llm.generate(["Hello", "Hello"], [params, GREEDY], use_tqdm=False)
+    assert forced.token_ids == [9] * 4 and free.token_ids != [9] * 10
+    for wrong in ({"only": {}}, {"nobody": {}}, {"only": {"token": "x"}}):
+        with pytest.raises(InvalidRequestError, match=r"only|nobody"):
+            llm.generate("Hello", SamplingParams(logits_processors=wrong), use_tqdm=False)
+    with pytest.raises(ConfigError, match="logits_processors"):
+        LLM(str(folder), logits_processors=[only_these], **options)
 
 
 def test_mistakes_in_names_are_told_early(folder):

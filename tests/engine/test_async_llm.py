@@ -13,9 +13,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from jaxpaged.core.sampling_params import SamplingParams
+from jaxpaged.core.sampling_params import SamplingParams, StructuredOutputs
 from jaxpaged.engine.async_llm import AsyncLLM
-from jaxpaged.errors import EngineDeadError, InvalidRequestError, RequestTooLargeError
+from jaxpaged.errors import EngineDeadError, InvalidRequestError, QueueFullError, RequestTooLargeError
+from jaxpaged.text.bad_words import bad_word_ids
+from jaxpaged.text.grammar import GrammarCompiler
 from tests import tiny_tokenizers
 from tests.fake_engine import FakeEngine
 
@@ -86,6 +88,114 @@ def test_many_requests_at_once_keep_their_own_text() -> None:
         assert await asyncio.gather(*(collect(llm, p) for p in prompts)) == prompts
 
     play(fake(), test)
+
+
+def test_samples_of_a_slow_reader_are_kept_apart() -> None:
+    """B35."""
+    texts = ["a" * 90, "b" * 60, "c" * 30]
+    engine = fake(lambda request: [*TOKENIZER.byte_ids(texts[request.index]), EOS])
+
+    async def test(llm: AsyncLLM) -> None:
+        told, ends, count = ["", "", ""], [], 0
+        async for output in llm.generate("x", SamplingParams(n=3, max_tokens=100, output_kind="delta")):
+            count += 1
+            for completion in output.outputs:
+                told[completion.index] += completion.text
+                ends += [completion.index] if completion.finish_reason else []
+            await asyncio.sleep(0.02)
+        assert (told, sorted(ends)) == (texts, [0, 1, 2]) and count < 60
+
+    play(engine, test)
+
+
+def test_a_stop_string_ends_one_sample_in_the_engine_too() -> None:
+    texts = ["aa.aa", "a" * 50]
+    engine = fake(lambda request: [*TOKENIZER.byte_ids(texts[request.index]), EOS], delay=0.001)
+
+    async def test(llm: AsyncLLM) -> None:
+        params = SamplingParams(n=2, stop=".", max_tokens=100, output_kind="final")
+        (output,) = [o async for o in llm.generate("x", params)]
+        assert [c.text for c in output.outputs] == ["aa", "a" * 50]
+        await until(lambda: engine.num_free == engine.num_blocks)
+        assert len(engine.aborted) == 1
+
+    play(engine, test)
+
+
+def test_what_a_request_brings_besides_its_parameters() -> None:
+    engine = fake()
+
+    async def test(llm: AsyncLLM) -> None:
+        params = SamplingParams(bad_words=["fox"], max_tokens=50)
+        assert await collect(llm, "hello", params, cache_salt="mine", priority=-3) == "hello"
+        (request,) = engine.requests
+        assert (request.cache_salt, request.priority) == ("mine", -3)
+        assert request.bad_word_ids == bad_word_ids(TOKENIZER, ["fox"])
+        for options in ({"cache_salt": ""}, {"priority": 2**31}):
+            with pytest.raises(InvalidRequestError):
+                await collect(llm, "hello", **options)
+
+    play(engine, test)
+
+
+def test_a_full_queue_is_told_to_the_reader() -> None:
+    engine = fake([5], delay=0.002)
+    engine.queue_limit = 1
+
+    async def test(llm: AsyncLLM) -> None:
+        first = asyncio.ensure_future(collect(llm, "x", SamplingParams(max_tokens=50)))
+        await until(lambda: bool(engine.live))
+        with pytest.raises(QueueFullError):
+            await collect(llm, "y")
+        await first
+
+    play(engine, test)
+
+
+def test_truncation_lets_long_texts_in() -> None:
+    engine = fake(max_model_len=20)
+
+    async def test(llm: AsyncLLM) -> None:
+        text = "ab" * 1000
+        with pytest.raises(RequestTooLargeError):
+            await collect(llm, text)
+        assert await collect(llm, text, SamplingParams(truncate_prompt_tokens=4, max_tokens=9)) == "abab"
+
+    play(engine, test)
+
+
+class SlowGrammars:
+    """Compiles when it is let."""
+
+    def __init__(self):
+        self.go, self.closed = threading.Event(), False
+
+    def compile(self, wanted: StructuredOutputs, **_: Any) -> Any:
+        assert self.go.wait(20)
+        if wanted.regex == "bad":
+            raise InvalidRequestError("regex: bad", param="structured_outputs")
+        return GrammarCompiler(TOKENIZER, TOKENIZER.vocab_size, [EOS]).compile(wanted)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_compiling_grammars_delays_no_other_request() -> None:
+    engine, grammars = fake(TOKENIZER.byte_ids("abc")), SlowGrammars()
+
+    async def test(llm: AsyncLLM) -> None:
+        llm._grammars = grammars
+        wanted = [SamplingParams(structured_outputs=StructuredOutputs(regex=r)) for r in ["abc", "bad", "abd"]]
+        slow = [asyncio.ensure_future(collect(llm, "x", params)) for params in wanted]
+        assert await collect(llm, "x", SamplingParams(max_tokens=3)) == "abc"
+        ids = await llm.render_chat([{"role": "user", "content": "hi"}])
+        assert ids and not any(task.done() for task in slow)
+        grammars.go.set()
+        good, bad, failed = await asyncio.gather(*slow, return_exceptions=True)
+        assert good == "abc" and isinstance(bad, InvalidRequestError) and failed == "ab"
+
+    play(engine, test)
+    assert grammars.closed
 
 
 def test_a_slow_reader_gets_merged_deltas_and_loses_nothing() -> None:
