@@ -6,9 +6,12 @@ import copy
 import enum
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from jaxpaged.core.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from jaxpaged.core.beam_group import BeamGroup
 
 
 class Status(enum.Enum):
@@ -82,6 +85,7 @@ class Request:
       cache_salt: requests share cached blocks only with requests of the same salt.
       sort_key: smaller goes first; given once by the scheduler, and unique.
       is_plain: whether its tokens need no more than a look at their end: it has no grammar and no beams.
+      group: the beam search that it belongs to; else None.
       source: a request that has computed all its tokens but the last, to share with; see `Source`.
       host_key: names its blocks in host memory, if they are there; else None.
       slot: its row on the device while RUNNING, else -1.
@@ -92,7 +96,7 @@ class Request:
 
     __slots__ = (
         "all_token_ids", "arrival_time", "bad_word_ids", "block_hashes", "block_ids", "cache_salt", "device_options",
-        "eos_token_ids", "finish_reason", "grammar", "host_key", "index", "is_plain", "max_total_tokens",
+        "eos_token_ids", "finish_reason", "grammar", "group", "host_key", "index", "is_plain", "max_total_tokens",
         "num_cached_tokens", "num_computed_tokens", "num_inflight_tokens", "num_preemptions", "num_prompt_logprobs",
         "num_prompt_tokens", "num_registered_blocks", "params", "prefix_node", "priority", "request_id", "seed", "slot",
         "sort_key", "source", "status", "stop_reason", "stop_token_ids", "weight_version",
@@ -125,6 +129,7 @@ class Request:
         self.priority = priority
         self.bad_word_ids = bad_word_ids
         self.grammar = grammar
+        self.group: BeamGroup | None = None
         self.is_plain = grammar is None and params.max_tokens != 0
         self.device_options: Any = None
         self.num_prompt_logprobs = 0

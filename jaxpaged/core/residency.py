@@ -19,6 +19,7 @@ class Residency:
 
     Attributes:
       num_preemptions: how often a request lost its blocks, ever.
+      stale: running requests whose tokens the device does not know: the next step tells it.
     """
 
     def __init__(self, block_manager: BlockManager, num_host_blocks: int, num_slots: int):
@@ -26,6 +27,7 @@ class Residency:
         self.host_pool = HostPool(num_host_blocks)
         self.roster = Roster(num_slots)
         self.num_preemptions = 0
+        self.stale: list[Request] = []
 
     def find_shared(self, request: Request) -> list[int]:
         """Blocks in the pool that a waiting request can start with."""
@@ -60,19 +62,32 @@ class Residency:
             request.num_computed_tokens = len(shared) * pool.block_size
         step.admissions.append(Admission(request.slot, request, list(request.block_ids)))
 
-    def preempt(self) -> Request:
-        """Takes slot and blocks from the last running request, which waits again. Its blocks are copied if they fit."""
-        victim, pool = self.roster.running[-1], self.block_manager
-        assert len(self.roster.running) > 1, f"{victim.request_id} is alone and does not fit"
-        of_these_weights = victim.weight_version == pool.weight_version
+    def refresh(self, step: Step) -> None:
+        """Tells the device the tokens of `stale` requests: each is admitted anew to its slot.
+
+        To be called when the rows of running requests are in the step, so that these have lost their places, or feed
+        one token.
+        """
+        for request in self.stale:
+            if request.status is Status.RUNNING:
+                before = self.block_manager.blocks_for(request.num_tokens - 1)
+                step.admissions.append(Admission(request.slot, request, request.block_ids[:before]))
+        self.stale.clear()
+
+    def preempt(self, victim: Request) -> None:
+        """Takes slot and blocks from a running request. Its blocks are copied to the host if they fit there.
+
+        It waits again; but a beam whose next token is not decided is parked.
+        """
+        of_these_weights = victim.weight_version == self.block_manager.weight_version
         victim.host_key = self.host_pool.save(victim.block_ids) if of_these_weights else None
         self._vacate(victim)
         if victim.host_key is None:
             victim.num_computed_tokens = 0
         victim.num_preemptions += 1
         self.num_preemptions += 1
-        self.roster.queue(victim)
-        return victim
+        if victim.group is None or not victim.num_inflight_tokens:
+            self.roster.queue(victim)
 
     def end(self, request: Request, ending: Ending) -> RequestUpdate:
         """Ends a live sample, wherever it is. Returns its last update."""
@@ -87,8 +102,9 @@ class Residency:
     def forget(self) -> None:
         """The weights have changed: what waiting requests had computed, and every cached prefix, is void."""
         self.block_manager.reset_prefix_cache()
-        for request in self.roster.waiting:
-            self._forget_copy(request)
+        for samples in self.roster.samples.values():
+            for request in samples:
+                self._forget_copy(request)
 
     def check_invariants(self) -> None:
         """Raises AssertionError unless queues, slots, blocks and host copies agree."""

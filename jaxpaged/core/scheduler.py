@@ -27,6 +27,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from jaxpaged.core.beam_group import BeamGroup
 from jaxpaged.core.block_manager import BlockManager
 from jaxpaged.core.deadlines import Deadlines
 from jaxpaged.core.draft import Chunk, Draft
@@ -130,6 +131,10 @@ class Scheduler:
         longest = min(self.max_model_len, pool.num_blocks * pool.block_size + 1)
         request.max_total_tokens = min(request.max_total_tokens, longest)
         request.sort_key = (self._key(request) if self._key else 0, next(self._serials), 0)
+        if request.params.use_beam_search:
+            self._deadlines.add(request)
+            BeamGroup(request, self._residency)
+            return
         samples = [request, *(request.fork(i) for i in range(1, num_samples))]
         for sample in samples:
             self.roster.enter(sample)
@@ -143,8 +148,10 @@ class Scheduler:
         Returns:
           The last update of each sample that this ended; none if there was none (any more).
         """
-        samples = self._requests.get(request_id, ())
-        return [self._residency.end(sample, _ABORTED) for sample in list(samples) if index in (None, sample.index)]
+        samples = list(self._requests.get(request_id, ()))
+        if samples and samples[0].group is not None:
+            return self._end(samples[0], _ABORTED)
+        return [self._residency.end(sample, _ABORTED) for sample in samples if index in (None, sample.index)]
 
     def fail(self, request: Request, message: str) -> RequestUpdate:
         """Ends one sample with an error; its row of a step in flight is ignored. It must be live."""
@@ -163,13 +170,14 @@ class Scheduler:
         Requests whose time is over end here; `update` or `drain` gives their updates.
         """
         if self._deadlines:
-            self._unreported += [
-                self._residency.end(late, Ending("abort", "timeout")) for late in self._deadlines.expired()
-            ]
+            for late in self._deadlines.expired():
+                self._unreported += self._end(late, Ending("abort", "timeout"))
         for follower in self._followers.release():
             self.roster.queue(follower)
         draft = Draft()
         self._schedule_running(draft)
+        if self._residency.stale:
+            self._residency.refresh(draft.step)
         self._admit(draft)
         self._fill(draft)
         if not draft.has_rows:
@@ -213,7 +221,10 @@ class Scheduler:
                         )
                     )
                     continue
-            updates.append(self._take(request, tokens, logprobs))
+            if request.group is not None:
+                updates += self._hear(request.group, request, tokens, logprobs)
+            else:
+                updates.append(self._take(request, tokens, logprobs))
         return updates
 
     def drain(self) -> list[RequestUpdate]:
@@ -232,6 +243,7 @@ class Scheduler:
         """Raises AssertionError unless queues, slots and the block manager's books agree."""
         queued = self.running + self.waiting + self._followers.parked
         live = [request for samples in self._requests.values() for request in samples]
+        queued += [r for r in live if r.group and r.num_inflight_tokens and r.status is Status.WAITING]
         assert sorted(map(id, queued)) == sorted(map(id, live)), "a request is lost"
         self._residency.check_invariants()
 
@@ -269,13 +281,16 @@ class Scheduler:
         pool = self.block_manager
         left = self.max_num_batched_tokens - draft.num_tokens
         owed = sum(self._num_blocks_owed(chunk.request) for chunk in draft.chunks)
-        while left > 0 and self.waiting and self.roster.has_slot:
+        while left > 0 and self.waiting:
             request = self.waiting[0]
             if request.num_inflight_tokens:
                 break  # preempted: the device has to be told its tokens, so they must be known
             shared = self._residency.find_shared(request)
             needed = pool.blocks_for(request.num_tokens + 1) - len(shared)
-            if self.running and needed + owed + len(self.running) > pool.num_available_after(shared):
+            fits = not self.running or needed + owed + len(self.running) <= pool.num_available_after(shared)
+            if not (fits and self.roster.has_slot):
+                if self._displace_idle_beam():
+                    continue
                 break
             self._residency.start(request, shared, draft.step)
             self._count_hits(request)
@@ -285,6 +300,14 @@ class Scheduler:
             draft.chunks.append(Chunk(request, start, n))
             owed += self._num_blocks_owed(request)
             left -= n
+
+    def _displace_idle_beam(self) -> bool:
+        """Takes the place of a beam that can do nothing until another one has run. Returns whether there was one."""
+        for request in reversed(self.running):
+            if request.group is not None and request.group.can_yield(request):
+                self._residency.preempt(request)
+                return True
+        return False
 
     def _fill(self, draft: Draft) -> None:
         """Gives the tokens that nobody took to the prompts."""
@@ -311,6 +334,18 @@ class Scheduler:
                 cached = request.num_cached_tokens
                 updates.append(RequestUpdate(request.request_id, [], None, None, None, cached, request.index, records))
         return updates
+
+    def _hear(
+        self, group: BeamGroup, beam: Request, tokens: list[int], logprobs: list[Any] | None
+    ) -> list[RequestUpdate]:
+        updates = group.hear(beam, tokens, logprobs)
+        if tokens[0] < 0:
+            self.reset_prefix_cache()  # its blocks may hold NaN too
+        return updates
+
+    def _end(self, request: Request, ending: Ending) -> list[RequestUpdate]:
+        """Ends a live sample, or the whole beam search that it is part of."""
+        return [self._residency.end(request, ending)] if request.group is None else request.group.end(ending)
 
     def _take(self, request: Request, tokens: list[int], logprobs: list[Any] | None) -> RequestUpdate:
         """Appends the new tokens of any request, and ends it if they do."""
@@ -352,7 +387,10 @@ class Scheduler:
     def _extend_or_preempt(self, request: Request, num_tokens: int, step: Step) -> int:
         """As `_extend`, but takes blocks from later requests if there are none. 0: it was the latest itself."""
         while not (n := self._extend(request, num_tokens, step)):
-            if self._residency.preempt() is request:
+            victim = self.running[-1]
+            assert len(self.running) > 1, f"{victim.request_id} is alone and does not fit"
+            self._residency.preempt(victim)
+            if victim is request:
                 return 0
         return n
 

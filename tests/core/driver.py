@@ -9,7 +9,7 @@ from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.core.scheduler import Scheduler
 from jaxpaged.core.step import RequestUpdate, Step, StepResult, TokenLogprobs
 from tests.core.simulated_device import Sampler, SimulatedDevice, greedy_of
-from tests.core.solo import prompt_logprobs, solo
+from tests.core.solo import prompt_logprobs, solo, solo_beams
 
 
 def key_of(request_id: str, index: int) -> str:
@@ -87,8 +87,10 @@ class Driver:
             arrival_time=self.now,
         )
         self.scheduler.add(request)
-        for sample in self.scheduler._requests[request_id]:
-            key = key_of(request_id, sample.index)
+        beams = params.get("use_beam_search", False)
+        samples = [request] * request.params.n if beams else self.scheduler._requests[request_id]
+        for index, sample in enumerate(samples):
+            key = key_of(request_id, index)
             self.requests[key] = sample
             if grammar is not None:
                 self.grammars[key] = grammar.copy()
@@ -110,7 +112,8 @@ class Driver:
     def step(self) -> list[RequestUpdate]:
         """Schedules and launches a step, takes in the one that is due, and samples the one launched."""
         self.now += 1.0
-        before = {request: request.num_inflight_tokens for request in self.requests.values()}
+        live = [request for samples in self.scheduler._requests.values() for request in samples]
+        before = {request: request.num_inflight_tokens for request in live}
         # What ends by itself leaves nothing to schedule, but an update.
         idle = self.scheduler.num_waiting + self.scheduler.num_running and not self.pending
         step = self.last_step = self.scheduler.schedule()
@@ -148,6 +151,9 @@ class Driver:
         """Each sample streamed exactly what it would have alone; one that was cut short, a part of it."""
         for key in keys or self.finished:
             request, update = self.requests[key], self.finished[key]
+            if request.params.use_beam_search:
+                self._check_beam(key, request, update)
+                continue
             output, reason = solo(request, self.sample, self.device.weights, self.grammars.get(key))
             if update.finish_reason == "abort":
                 assert self.streamed[key] == output[: len(self.streamed[key])] == request.output_token_ids, key
@@ -161,6 +167,16 @@ class Driver:
                 assert got == (expected if whole else expected[: len(got)]), key
             if request.params.logprobs is not None:
                 assert len(self.logprobs[key]) == len(self.streamed[key])
+
+    def _check_beam(self, key: str, request: Request, update: RequestUpdate) -> None:
+        if update.finish_reason == "abort":
+            return
+        best = solo_beams(request, self.device.vocab_size, self.device.weights)[update.index]
+        assert self.streamed[key] == best.token_ids, key
+        assert (update.finish_reason, update.stop_reason) == (best.finish_reason, best.stop_reason)
+        assert update.logprobs == best.logprobs
+        if request.params.prompt_logprobs is not None and not update.index:
+            assert self.prompt_logprobs[key] == prompt_logprobs(request, self.device.weights)
 
     def _update(self) -> list[RequestUpdate]:
         updates = self.scheduler.update(*self.pending.popleft())

@@ -51,14 +51,20 @@ def prompt_record(position: int, token: int, prefix: int) -> TokenLogprobs:
 
 
 class Slot:
-    """What the device knows of a running request."""
+    """What the device knows of a running request.
 
-    def __init__(self, request: Request, block_ids: Sequence[int]):
-        self.request = request
+    Args:
+      before: the slot's last tenant. If that is the same one, it is only told its tokens: its blocks are as they were.
+    """
+
+    def __init__(self, request: Request, block_ids: Sequence[int], before: "Slot | None"):
+        self.request, self.life = request, request.num_preemptions
         self.history = list(request.all_token_ids)
         self.table = list(block_ids)
         self.root = root_of(request.cache_salt)
         self.prefixes: list[int] | None = None  # what its positions must hold; unknown before its first row
+        if before is not None and before.request is request and before.life == self.life:
+            self.prefixes = before.prefixes
 
 
 class SimulatedDevice:
@@ -91,7 +97,8 @@ class SimulatedDevice:
         """All of a step but sampling, in the order that `Step` lays down."""
         self._move(step)
         for admission in step.admissions:
-            self.slots[admission.slot] = Slot(admission.request, admission.block_ids)
+            before = self.slots[admission.slot]
+            self.slots[admission.slot] = Slot(admission.request, admission.block_ids, before)
         for slot, index, block in step.new_blocks:
             table = self._slot(slot).table
             assert index == len(table), f"slot {slot}: block {index} comes after {len(table)}"

@@ -1,8 +1,9 @@
 """What a request gives when it runs alone, by definition: no scheduler, no blocks."""
 
+from jaxpaged.core.beam_search import BeamSearch, Hypothesis
 from jaxpaged.core.request import Grammar, Request
 from jaxpaged.core.step import TokenLogprobs
-from tests.core.simulated_device import Sampler, drawn, extend, prompt_record, root_of
+from tests.core.simulated_device import Sampler, candidates, drawn, extend, prompt_record, root_of
 
 
 class FakeGrammar:
@@ -82,6 +83,20 @@ def solo(request: Request, sample: Sampler, weights: int = 0, grammar: Grammar |
         if request.num_prompt_tokens + len(output) >= request.max_total_tokens:
             return output, "length"
         prefix = extend(prefix, token, weights)
+
+
+def solo_beams(request: Request, vocab_size: int, weights: int = 0) -> list[Hypothesis]:
+    """What a beam search finds, alone."""
+    most = request.max_total_tokens - request.num_prompt_tokens
+    search = BeamSearch(request.params, max_tokens=most, eos_token_ids=request.eos_token_ids)
+    prefix = root_of(request.cache_salt)
+    for token in request.prompt_token_ids:
+        prefix = extend(prefix, token, weights)
+    beams = [prefix]
+    while not search.finished:
+        heard = [candidates(beam, vocab_size, search.num_candidates) for beam in beams]
+        beams = [extend(beams[child.parent], child.token, weights) for child in search.advance(heard)]
+    return search.results()
 
 
 def prompt_logprobs(request: Request, weights: int = 0) -> list[TokenLogprobs]:

@@ -128,7 +128,7 @@ def test_prompt_logprobs_come_once_though_preempted(at, num_host_blocks):
     step_until(driver, lambda: request.num_computed_tokens >= at)
     step_until(driver, lambda: driver.scheduler.running[-1].request_id == "a")
     while request in driver.scheduler.running:
-        driver.scheduler._residency.preempt()
+        driver.scheduler._residency.preempt(driver.scheduler.running[-1])
     driver.run()
     driver.check_solo()
     assert request.num_preemptions and len(driver.prompt_logprobs["a"]) == 29

@@ -89,7 +89,7 @@ def test_a_first_sample_that_is_preempted_is_not_shared_with():
     driver.add("other", prompt_of(3, 5), max_tokens=9)
     first = driver.add("a", prompt_of(10), n=3, max_tokens=9)
     step_until(driver, lambda: first.num_computed_tokens == 10)
-    assert driver.scheduler._residency.preempt() is first
+    driver.scheduler._residency.preempt(first)
     driver.run()
     driver.check_solo()
     assert first.num_preemptions == 1

@@ -318,7 +318,8 @@ def test_preemption_twice_and_in_mid_prompt_changes_no_output(overlap):
 
     def preempt():
         scheduler = driver.scheduler
-        assert scheduler._residency.preempt() is request
+        assert scheduler.running[-1] is request
+        scheduler._residency.preempt(request)
         scheduler.check_invariants()
         assert scheduler.waiting[0] is request, "it waits in front"
 

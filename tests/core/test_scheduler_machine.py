@@ -130,11 +130,31 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         self._note_weights(f"r{self.count}")
 
+    @rule(
+        prompt=st.lists(st.integers(2, VOCAB_SIZE - 1), min_size=1, max_size=14),
+        width=st.integers(1, 4),
+        data=st.data(),
+        max_tokens=st.sampled_from([1, 3, 9, None]),
+        eos=st.sampled_from([[], [EOS, STOP, 2]]),
+        early_stopping=st.sampled_from([True, False, "never"]),
+        timeout=st.sampled_from([None, None, 9]),
+        **{name: st.sampled_from([None, None, 2]) for name in ("logprobs", "prompt_logprobs")},
+    )
+    def search(self, prompt, width, data, **options):
+        self.count += 1
+        n = data.draw(st.integers(1, width))
+        try:
+            self.driver.add(f"r{self.count}", prompt, use_beam_search=True, beam_width=width, n=n, **options)
+        except (QueueFullError, RequestTooLargeError):
+            return
+        self._note_weights(f"r{self.count}")
+
     @precondition(lambda self: self.driver.requests)
     @rule(data=st.data(), whole=st.booleans())
     def abort(self, data, whole):
         key = data.draw(st.sampled_from(list(self.driver.requests)))
         request = self.driver.requests[key]
+        whole = whole or request.params.use_beam_search
         updates = self.driver.abort(request.request_id, None if whole else request.index)
         assert key in self.driver.finished
         if not whole:
@@ -163,7 +183,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         driver.run()
         assert driver.finished.keys() == driver.requests.keys()
         for key in driver.finished:
-            assert driver.streamed[key] == driver.requests[key].output_token_ids
+            if not driver.requests[key].params.use_beam_search:
+                assert driver.streamed[key] == driver.requests[key].output_token_ids
             if self.resets[key] == driver.device.weights:
                 driver.check_solo(key)
         super().teardown()

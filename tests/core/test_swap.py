@@ -17,7 +17,8 @@ def make(num_host_blocks=50, **options):
 
 def preempt(driver, request):
     """Preempts `request`, the last one that runs."""
-    assert driver.scheduler._residency.preempt() is request
+    assert driver.scheduler.running[-1] is request
+    driver.scheduler._residency.preempt(request)
     driver.scheduler.check_invariants()
 
 
