@@ -107,6 +107,7 @@ class _LiveRequest:
         self._tokenizer = tokenizer
         self._num_cached_tokens = 0
         self._metrics = RequestMetrics(request.arrival_time)
+        self._num_unfinished = count
 
     def _detokenizer(self, tokenizer: Tokenizer | None, params: SamplingParams) -> Detokenizer | None:
         if not params.detokenize or tokenizer is None:
@@ -118,38 +119,42 @@ class _LiveRequest:
         """Samples that still run."""
         return [sample.index for sample in self._samples if sample.finish_reason is None]
 
-    @property
-    def finished(self) -> bool:
-        return not self.unfinished
-
     def consume(self, update: RequestUpdate, now: float) -> bool:
         """Takes an update in. Returns whether a stop string has ended the sample, which the engine still runs."""
         sample = self._samples[update.index]
         if sample.finish_reason is not None:
             return False
-        if update.index == 0:
-            self._num_cached_tokens = max(update.num_cached_tokens, self._num_cached_tokens)
-        self._raw_prompt_logprobs += update.prompt_logprobs or ()
-        num_new = sample.consume(update)
+        if update.num_cached_tokens > self._num_cached_tokens:
+            self._num_cached_tokens = update.num_cached_tokens
+        if update.prompt_logprobs:
+            self._raw_prompt_logprobs += update.prompt_logprobs
+        metrics, num_new = self._metrics, sample.consume(update)
         if num_new:
-            self._metrics.first_token_time = self._metrics.first_token_time or now
-            self._metrics.last_token_time = now
-            self._metrics.num_output_tokens += num_new
-        if self.finished:
-            self._metrics.finished_time = now
-        return sample.finish_reason is not None and update.finish_reason is None
+            metrics.first_token_time = metrics.first_token_time or now
+            metrics.last_token_time = now
+            metrics.num_output_tokens += num_new
+        if sample.finish_reason is None:
+            return False
+        self._num_unfinished -= 1
+        metrics.finished_time = now
+        return update.finish_reason is None
+
+    @property
+    def finished(self) -> bool:
+        return not self._num_unfinished
 
     def fail(self, error: Exception, now: float) -> None:
         """Ends what still runs, and what could not be described, with what has been sent of it."""
         for sample in self._samples:
             sample.fail(f"the output could not be made: {error!r}")
         self._raw_prompt_logprobs = []
+        self._num_unfinished = 0
         self._metrics.finished_time = now
 
     def output(self) -> RequestOutput | None:
         """What may be sent now; None if nothing is new."""
         kind = "final" if self._compared else self._params.output_kind
-        if kind == "final" and not self.finished:
+        if kind == "final" and self._num_unfinished:
             return None
         changed = [sample for sample in self._samples if sample.changed]
         if not changed:
