@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib
 import re
 import types
 import typing
 from typing import Any
 
 from jaxpaged.config import DTYPES, IMPLEMENTATIONS, POLICIES, EngineConfig, engine_config
+from jaxpaged.errors import ConfigError
 
 _CHOICES = {
     "dtype": ("auto", *DTYPES),
@@ -19,8 +21,7 @@ _CHOICES = {
     "logprobs_mode": ("raw", "processed"),
     "scheduling_policy": POLICIES,
 }
-# Not flags: the model is an argument, functions exist only in Python.
-_NO_FLAG = ("model", "logits_processors", "scheduling_key")
+_NO_FLAG = ("model", "scheduling_key")  # an argument; a function
 
 
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
@@ -30,12 +31,16 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     for field in dataclasses.fields(EngineConfig):
         if field.name in _NO_FLAG:
             continue
-        kind = _plain_type(types_of[field.name])
         flag, text = "--" + field.name.replace("_", "-"), helps[field.name].replace("%", "%%")
-        if field.default is not None:
+        if field.default not in (None, ()):
             text += f" (default: {field.default})"
         # Absent flags stay absent, so that a command can have defaults of its own.
         options: dict[str, Any] = {"help": text, "default": argparse.SUPPRESS, "dest": f"engine.{field.name}"}
+        if field.name == "logits_processors":
+            options["help"] += " Each is MODULE:NAME, imported from PYTHONPATH."
+            group.add_argument(flag, nargs="+", metavar="MODULE:NAME", **options)
+            continue
+        kind = _plain_type(types_of[field.name])
         if kind is bool:
             group.add_argument(flag, action=argparse.BooleanOptionalAction, **options)
         else:
@@ -55,7 +60,17 @@ def engine_config_of(arguments: argparse.Namespace, **defaults: Any) -> EngineCo
     """
     prefix = "engine."
     given = {name.removeprefix(prefix): v for name, v in vars(arguments).items() if name.startswith(prefix)}
+    if "logits_processors" in given:
+        given["logits_processors"] = tuple(map(_imported, given["logits_processors"]))
     return engine_config(arguments.model, **{**defaults, **given})
+
+
+def _imported(path: str) -> Any:
+    module, _, name = path.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except Exception as e:  # whatever the operator's module raises: it is a wrong option
+        raise ConfigError(f"logits_processors={path!r} cannot be imported: {e}") from e
 
 
 def _plain_type(hint: Any) -> type:

@@ -27,19 +27,17 @@ def echo(request: Any) -> list[int]:
     return [*request.prompt_token_ids, EOS]
 
 
-class LiveServer:
+class RunningServer:
     """A server in a thread.
 
     Attributes:
-      engine: the scripted engine behind it.
+      llm: what it serves.
       url: where it listens.
       http, openai: clients.
     """
 
-    def __init__(self, tokenizer: TinyTokenizer, engine_options: dict[str, Any] | None = None, **app_options: Any):
-        self.tokenizer = tokenizer
-        self.engine = FakeEngine(echo, vocab_size=tokenizer.vocab_size, eos_token_ids=[EOS], **(engine_options or {}))
-        self.llm = AsyncLLM(self.engine, tokenizer)
+    def __init__(self, llm: AsyncLLM, **app_options: Any):
+        self.llm = llm
         app = create_app(self.llm, model_names=[MODEL, "alias"], drain_seconds=5, **app_options)
         config = uvicorn.Config(app, port=0, log_level="critical", ws="none", timeout_graceful_shutdown=5)
         self.server = uvicorn.Server(config)
@@ -48,17 +46,10 @@ class LiveServer:
         wait_for(lambda: self.server.started)
         port = self.server.servers[0].sockets[0].getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
-        self.http = httpx.Client(base_url=self.url, timeout=20, trust_env=False)
+        self.http = httpx.Client(base_url=self.url, timeout=60, trust_env=False)
         self.openai = openai.OpenAI(
             base_url=f"{self.url}/v1", api_key="none", max_retries=0, http_client=httpx.Client(trust_env=False)
         )
-
-    def play(self, script: Sequence[int] | Callable[[Any], Sequence[int]], **options: Any) -> FakeEngine:
-        """Sets what the engine plays, and options of it."""
-        self.engine.script = script
-        for name, value in options.items():
-            setattr(self.engine, name, value)
-        return self.engine
 
     def post(self, path: str, **body: Any) -> httpx.Response:
         """POSTs JSON; the model need not be named."""
@@ -75,17 +66,38 @@ class LiveServer:
         assert (done, rest) == ("data: [DONE]", "")
         return [json.loads(e.removeprefix("data: "), parse_constant=_not_json) for e in events]
 
-    def settle(self) -> None:
-        """Waits until nothing runs and every block is free."""
-        wait_for(lambda: not self.engine.live and self.llm.num_unfinished == 0)
-        assert self.engine.num_free == self.engine.num_blocks
-
     def stop(self) -> None:
         self.http.close()
         self.openai.close()
         self.server.should_exit = True
         self.thread.join(15)
         assert not self.thread.is_alive()
+
+
+class LiveServer(RunningServer):
+    """One over a scripted engine.
+
+    Attributes:
+      engine: that engine.
+      tokenizer: its tokenizer.
+    """
+
+    def __init__(self, tokenizer: TinyTokenizer, engine_options: dict[str, Any] | None = None, **app_options: Any):
+        self.tokenizer = tokenizer
+        self.engine = FakeEngine(echo, vocab_size=tokenizer.vocab_size, eos_token_ids=[EOS], **(engine_options or {}))
+        super().__init__(AsyncLLM(self.engine, tokenizer), **app_options)
+
+    def play(self, script: Sequence[int] | Callable[[Any], Sequence[int]], **options: Any) -> FakeEngine:
+        """Sets what the engine plays, and options of it."""
+        self.engine.script = script
+        for name, value in options.items():
+            setattr(self.engine, name, value)
+        return self.engine
+
+    def settle(self) -> None:
+        """Waits until nothing runs and every block is free."""
+        wait_for(lambda: not self.engine.live and self.llm.num_unfinished == 0)
+        assert self.engine.num_free == self.engine.num_blocks
 
 
 def _not_json(constant: str) -> None:

@@ -20,6 +20,7 @@ import server.chat
 import server.serve
 from jaxpaged.config import EngineConfig
 from jaxpaged.core.sampling_params import SamplingParams
+from jaxpaged.device.logits_processor import LogitsProcessor
 from server.cli import build_parser, main
 from server.options import engine_config_of
 from tests import tiny_tokenizers
@@ -146,7 +147,7 @@ def test_every_engine_option_is_a_flag_with_help(command, capsys) -> None:
         main([command, "--help"])
     text = capsys.readouterr().out
     for field in dataclasses.fields(EngineConfig):
-        if field.name not in ("model", "logits_processors", "scheduling_key"):
+        if field.name not in ("model", "scheduling_key"):  # a function exists only in Python
             assert f"--{field.name.replace('_', '-')}" in text
 
 
@@ -163,6 +164,19 @@ def test_flags_become_the_config() -> None:
         ageing=2.0, max_logprobs=-1, logprobs_mode="processed", max_num_queued_requests=7,
     )  # fmt: skip
     assert arguments.host == "127.0.0.1"
+
+
+HALVE = LogitsProcessor("halve", lambda logits, context: logits / 2)
+
+
+def test_logits_processors_are_imported_by_name(capsys) -> None:
+    name = f"{__name__}:HALVE"
+    arguments = build_parser().parse_args(["serve", "m", "--logits-processors", name, name])
+    assert engine_config_of(arguments).logits_processors == (HALVE, HALVE)
+    for wrong in ("no.such.module:HALVE", f"{__name__}:NOTHING", "HALVE", ":", "server.options:"):
+        assert main(["serve", "m", "--logits-processors", wrong]) == 1
+        err = capsys.readouterr().err
+        assert wrong in err and err.count("\n") == 1
 
 
 def test_a_taken_port_is_found_before_the_weights_load(monkeypatch, capsys) -> None:
@@ -243,12 +257,15 @@ def ask(url: str, results: list[httpx.Response], **body) -> threading.Thread:
 def test_serve_drains_on_sigterm(processes) -> None:
     child, url = processes[0].child, processes[0].url
     assert httpx.get(f"{url}/v1/models", trust_env=False).status_code == 401
-    results: list[httpx.Response] = []
-    thread = ask(url, results, prompt="x", max_tokens=50)
-    threading.Event().wait(0.3)
-    child.send_signal(signal.SIGTERM)
-    thread.join(20)
-    assert results[0].json()["usage"]["completion_tokens"] == 50
+    headers = {"Authorization": "Bearer secret"}
+    body = {"prompt": "x", "max_tokens": 50, "stream": True, "stream_options": {"include_usage": True}}
+    with httpx.stream(
+        "POST", f"{url}/v1/completions", json=body, headers=headers, timeout=30, trust_env=False
+    ) as response:
+        lines = [next(iterator := response.iter_lines())]
+        child.send_signal(signal.SIGTERM)
+        lines += [line for line in iterator if line]
+    assert '"completion_tokens":50' in lines[-2] and lines[-1] == "data: [DONE]"
     assert child.wait(20) == 0
     page = child.stderr.read()
     assert "served as tiny" in page and "64 blocks of 16 tokens" in page and url in page

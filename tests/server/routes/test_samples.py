@@ -7,6 +7,7 @@ from collections import defaultdict
 import openai
 import pytest
 
+from jaxpaged.device.logits_processor import LogitsProcessor
 from tests.server.conftest import LiveServer, wait_for
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -208,3 +209,29 @@ def test_a_client_that_leaves_ends_all_samples(samples) -> None:
         wait_for(lambda: len(samples.engine.live) == 4)
         client.close()
         samples.settle()
+
+
+def test_a_sample_that_breaks_its_grammar_ends_alone(samples) -> None:
+    """The engine never lets that happen; if it does, it is said, and the others go on."""
+    body = {"n": 3, "max_tokens": 50, "guided_regex": "one|three and more"}
+    choices = samples.post(COMPLETIONS, prompt="x", **body).json()["choices"]
+    assert [(c["text"], c["finish_reason"]) for c in choices] == [
+        ("one", "stop"), ("t", "error"), ("three and more", "stop"),
+    ]  # fmt: skip
+    assert choices[1]["stop_reason"]
+    reasons = {}
+    for event in samples.events(CHAT, messages=HELLO, **body):
+        for choice in event["choices"]:
+            reasons[choice["index"]] = choice["finish_reason"]
+    assert reasons == {0: "stop", 1: "error", 2: "stop"}
+
+
+def test_processors_that_the_server_has_can_be_asked_for(start) -> None:
+    halve = LogitsProcessor("halve", lambda logits, context: logits / 2, {"times": 1.0})
+    server = start(engine_options={"logits_processors": (halve,)})
+    asked = {"halve": {"times": 2}}
+    assert server.post(COMPLETIONS, prompt="x", logits_processors=asked).status_code == 200
+    assert server.engine.requests[0].params.logits_processors == asked
+    for wrong in (["halve"], {"halve": 2}, "halve"):
+        response = server.post(COMPLETIONS, prompt="x", logits_processors=wrong)
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "logits_processors")
