@@ -53,10 +53,16 @@ def byte_alphabet() -> dict[str, int]:
 WORDS = ["DEF", "G", "HI", "J", "Ġquick", "Ġbr", "own", "Ġfox", "Ġdog", "Ġha", "The", "Hello", "Ġworld", "aab", "ab"]
 
 
-def byte_level(chat_template: str | None = CHATML, words: list[str] = WORDS) -> TinyTokenizer:
-    """Ids 0..2 are <|endoftext|>, <|im_start|> (BOS), <|im_end|> (EOS); then 256 bytes, then `words`; no merges."""
+def byte_level(
+    chat_template: str | None = CHATML, words: list[str] = WORDS, alphabet: list[str] | None = None
+) -> TinyTokenizer:
+    """Ids 0..2 are <|endoftext|>, <|im_start|> (BOS), <|im_end|> (EOS); then 256 bytes, then `words`; no merges.
+
+    Args:
+      alphabet: these bytes only, for a vocabulary that is smaller still.
+    """
     specials = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-    pieces = specials + sorted(byte_alphabet()) + [w for w in words if len(w) > 1]
+    pieces = specials + sorted(alphabet or byte_alphabet()) + [w for w in words if len(w) > 1]
     tokenizer = Backend(models.BPE(vocab={p: i for i, p in enumerate(pieces)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
