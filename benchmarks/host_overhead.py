@@ -25,6 +25,7 @@ from jaxpaged.core.scheduler import Scheduler
 from jaxpaged.core.step import Step, StepResult
 from jaxpaged.device.batch import pack
 from jaxpaged.device.buckets import bucket_table
+from jaxpaged.device.slots import pack_admission
 
 BLOCK_SIZE = 16
 PROMPT_TOKENS = 128
@@ -71,7 +72,9 @@ class Load:
         )
 
     def pack(self, step: Step) -> None:
-        """What the runner does on the host with a step."""
+        """What the runner does on the host with a step: its arrays, and those of the requests that it admits."""
+        for admission in step.admissions:
+            pack_admission(admission, self.max_model_len, -(-self.max_model_len // BLOCK_SIZE))
         bucket = self.buckets.pick(len(step.slots), step.total_tokens)
         pack(step, bucket, scratch_slot=self.num_running, block_size=BLOCK_SIZE)
 
