@@ -47,7 +47,7 @@ class Draft:
         step.total_tokens = sum(step.num_tokens)
         if logprobs:
             rows = zip(step.requests, step.samples, strict=True)
-            step.wants_logprobs = any(samples and r.params.logprobs is not None for r, samples in rows)
+            step.wants_logprobs = any(samples and r.params.num_logprobs is not None for r, samples in rows)
         if masks:
             rows = enumerate(zip(step.requests, step.samples, strict=True))
             step.masked = [row for row, (r, samples) in rows if samples and r.grammar is not None]
