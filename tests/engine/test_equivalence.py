@@ -1,11 +1,14 @@
 """The schedule never changes the answer: token ids equal those of the request run alone (float32, CPU)."""
 
+import jax
 import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from jaxpaged.config import EngineConfig
+from jaxpaged.core.policy import policy_key
 from jaxpaged.core.sampling_params import SamplingParams
-from tests.engine.tiny import BLOCK, GREEDY, prompt, run
+from tests.engine.tiny import BLOCK, GREEDY, Answer, prompt, run
 
 SEEDED = SamplingParams(temperature=0.8, seed=42, max_tokens=12)
 LENGTHS = [5, 15, 16, 17, 33, 64, 100]
@@ -35,24 +38,44 @@ def test_any_batch_and_chunking(make_engine, solo, right, overlap, tokens, param
         assert answer.token_ids == right(solo, p, params), len(p)
 
 
+@pytest.fixture
+def swaps(runner, monkeypatch):
+    """Counts the copies of preempted requests that go to the host and come back."""
+    counts, launch = {"out": 0, "in": 0}, runner.launch
+
+    def counting(step):
+        counts["out"] += len(step.swap_out)
+        counts["in"] += len(step.swap_in)
+        return launch(step)
+
+    monkeypatch.setattr(runner, "launch", counting)
+    return counts
+
+
 @pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("host_blocks", [0, 5, 100], ids=["recompute", "swap some", "swap all"])
 @pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
-def test_preemption(make_engine, solo, right, overlap, params):
+def test_preemption(make_engine, solo, right, swaps, overlap, host_blocks, params):
     """B59: six requests in a pool for about three, preempted more than once, some in mid-prefill."""
     params = replace(params, max_tokens=40)
     prompts = [prompt(30, seed) for seed in range(6)]
-    engine = make_engine(blocks=11, tokens=24, overlap=overlap, poison=True)
+    scheduling = {"num_host_blocks": host_blocks}
+    engine = make_engine(blocks=11, tokens=24, overlap=overlap, poison=True, scheduling=scheduling)
     answers = run(engine, prompts, params)
-    assert engine.scheduler.num_preemptions >= 3, "the pool is too large to test anything"
+    preemptions = engine.scheduler.num_preemptions
+    assert preemptions >= 3, "the pool is too large to test anything"
+    assert swaps["out"] == swaps["in"] and (swaps["out"] > 0) == (host_blocks > 0)
+    assert swaps["out"] == preemptions or host_blocks < 100
     for p, answer in zip(prompts, answers, strict=True):
         assert answer.token_ids == right(solo, p, params)
         assert answer.finish_reason == "length" and len(answer.token_ids) == 40
 
 
-def test_preemption_keeps_logprobs(make_engine, solo):
+@pytest.mark.parametrize("host_blocks", [0, 100], ids=["recompute", "swap"])
+def test_preemption_keeps_logprobs(make_engine, solo, host_blocks):
     params = SamplingParams(temperature=0, max_tokens=40, logprobs=2)
     prompts = [prompt(30, seed) for seed in range(6)]
-    engine = make_engine(blocks=14, tokens=24)
+    engine = make_engine(blocks=14, tokens=24, scheduling={"num_host_blocks": host_blocks})
     answers = run(engine, prompts, params)
     assert engine.scheduler.num_preemptions
     alone = solo(prompts[5], params)
@@ -107,6 +130,31 @@ def test_salts_do_not_share(make_engine):
         return last.num_cached_tokens
 
     assert [cached(str(i), salt) for i, salt in enumerate([None, "a", "b", "a", None])] == [0, 0, 0, 32, 32]
+
+
+def test_salts_and_weights_do_not_share(make_engine, solo, tiny_params, runner):
+    """B63: each is answered as if alone, and finds only what is its own."""
+    engine = make_engine()
+    other = jax.tree.map(lambda x: x * 1.25 if x.ndim > 1 else x, tiny_params)
+
+    def ask(salt):
+        engine.add_request(engine.make_request("r", prompt(40), GREEDY, cache_salt=salt))
+        answer = Answer()
+        while engine.has_work:
+            for update in engine.step():
+                answer.take(update)
+        return answer.token_ids, answer.num_cached_tokens
+
+    right = solo(prompt(40)).token_ids
+    assert [ask(salt) for salt in (None, "A", "A", None)] == [(right, n) for n in (0, 0, 32, 32)]
+    try:
+        engine.update_params(other)
+        changed = solo(prompt(40)).token_ids
+        assert changed != right
+        assert [ask(salt) for salt in (None, "A", "A")] == [(changed, n) for n in (0, 0, 32)]
+    finally:
+        engine.update_params(tiny_params)
+    assert [ask(salt) for salt in ("A", None)] == [(right, 0), (right, 0)]
 
 
 def test_garbage_in_unused_slots(make_engine, solo, right):
@@ -170,3 +218,31 @@ def test_a_short_prompt_overtakes_a_giant_one(make_engine):
     while engine.has_work:
         order += [update.request_id for update in engine.step()]
     assert order.index("short") < order.index("giant")
+
+
+@pytest.mark.parametrize(("ageing", "ends"), [(8.0, True), (0.0, False)])
+def test_ageing_lets_the_least_urgent_finish(make_engine, solo, ageing, ends):
+    """B61: two rows; urgent requests arrive faster than they are served, one every second step."""
+    key = policy_key(EngineConfig(scheduling_policy="priority", ageing=ageing))
+    engine = make_engine(seqs=2, scheduling={"key": key})
+
+    def add(name, token_ids, priority, step):
+        request = engine.make_request(name, token_ids, GREEDY, priority=priority, arrival_time=float(step))
+        engine.add_request(request)
+
+    patient = Answer()
+    for step in range(120):
+        if step % 2 == 0:
+            add(f"urgent{step}", prompt(5, step), 0, step)
+        if step == 9:
+            add("patient", prompt(20), 2, step)
+        for update in engine.step():
+            if update.request_id == "patient":
+                patient.take(update)
+    assert (patient.finish_reason is not None) == ends
+    if ends:
+        assert patient.token_ids == solo(prompt(20)).token_ids
+    for name in list(engine.scheduler.roster.samples):
+        engine.abort(name)
+    while engine.has_work:
+        engine.step()

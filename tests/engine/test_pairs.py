@@ -112,5 +112,5 @@ def test_pairs_of_features(number, make_setting, solo_job):
     answers = play(engine, tuple(jobs))
     wrong = [text for job in jobs for text in complaints(job, answers, solo_job(job))]
     assert not wrong, "\n".join([f"{row}", *wrong])
-    assert (engine.scheduler.num_preemptions > 0) == (row["pressure"] != "none")
+    assert engine.scheduler.num_preemptions or row["pressure"] == "none"
     assert any(answer.num_cached_tokens for answer in answers.values()) == row["caching"]

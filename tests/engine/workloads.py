@@ -313,6 +313,3 @@ def draw_workload(seed: int, features: tuple[str, ...]) -> Workload:
             )
         )
     return Workload(setting, tuple(jobs))
-
-
-FEATURES = {name: draw for name, draw in FEATURES.items() if name != "beam_search"}  # until the engine has it
