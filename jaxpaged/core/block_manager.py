@@ -105,6 +105,8 @@ class BlockManager:
         for block in request.block_ids:
             self._refs[block] += 1
         request.block_hashes = source.block_hashes[:full]
+        if source.num_registered_blocks == full:  # else what is shared is looked up again
+            request.num_registered_blocks, request.prefix_node = full, source.prefix_node
         return (source.block_ids[full], self.append_block(request)) if part else None
 
     def refill(self, request: Request, num_tokens: int) -> None:

@@ -32,6 +32,7 @@ from jaxpaged.core.block_manager import BlockManager
 from jaxpaged.core.deadlines import Deadlines
 from jaxpaged.core.draft import Chunk, Draft
 from jaxpaged.core.followers import Followers
+from jaxpaged.core.intake import Intake
 from jaxpaged.core.request import Ending, Request, Status
 from jaxpaged.core.residency import Residency
 from jaxpaged.core.step import RequestUpdate, Step, StepResult
@@ -86,6 +87,7 @@ class Scheduler:
         self._requests = self.roster.samples
         self._deadlines = Deadlines(clock)
         self._followers = Followers()
+        self._intake = Intake(self._residency)
         self._serials = itertools.count()
         self._unreported: list[RequestUpdate] = []
 
@@ -145,6 +147,8 @@ class Scheduler:
     def abort(self, request_id: str, index: int | None = None) -> list[RequestUpdate]:
         """Ends a request, or only its sample `index`, and takes the blocks back; results in flight will be dropped.
 
+        A beam search ends as a whole.
+
         Returns:
           The last update of each sample that this ended; none if there was none (any more).
         """
@@ -188,9 +192,6 @@ class Scheduler:
     def update(self, step: Step, result: StepResult) -> list[RequestUpdate]:
         """Appends a step's new tokens to its requests and ends those that are done.
 
-        A row may bring several tokens, if no later step holds its request; those after the first that ends the
-        request are cut off. Rows of requests that ended meanwhile are dropped; a preempted one keeps its token.
-
         Args:
           step: the oldest step not updated yet.
           result: the device's answer to it.
@@ -199,33 +200,7 @@ class Scheduler:
           What `drain` gives; then an update for each piece of prompt log-probabilities; then one for each live request
           that got a token, in row order.
         """
-        updates = self.drain()
-        if step.prompt_ranges:
-            updates += self._prompt_updates(step, result)
-        finished = Status.FINISHED
-        all_logprobs = result.logprobs or [None] * len(step.requests)
-        for request, samples, tokens, logprobs in zip(
-            step.requests, step.samples, result.token_ids, all_logprobs, strict=True
-        ):
-            if not samples or request.status is finished:
-                continue
-            request.num_inflight_tokens -= 1
-            ids = request.all_token_ids
-            if request.is_plain and len(tokens) == 1 and len(ids) + 1 < request.max_total_tokens:
-                token = tokens[0]
-                if token >= 0 and token not in request.eos_token_ids and token not in request.stop_token_ids:
-                    ids.append(token)
-                    updates.append(
-                        RequestUpdate(
-                            request.request_id, tokens, logprobs, None, None, request.num_cached_tokens, request.index
-                        )
-                    )
-                    continue
-            if request.group is not None:
-                updates += self._hear(request.group, request, tokens, logprobs)
-            else:
-                updates.append(self._take(request, tokens, logprobs))
-        return updates
+        return [*self.drain(), *self._intake.update(step, result)]
 
     def drain(self) -> list[RequestUpdate]:
         """Last updates of requests that ended outside of `update`, such as by timeout.
@@ -285,11 +260,11 @@ class Scheduler:
             request = self.waiting[0]
             if request.num_inflight_tokens:
                 break  # preempted: the device has to be told its tokens, so they must be known
-            shared = self._residency.find_shared(request)
+            shared = self._residency.find_shared(request) if self.roster.has_slot else []
             needed = pool.blocks_for(request.num_tokens + 1) - len(shared)
             fits = not self.running or needed + owed + len(self.running) <= pool.num_available_after(shared)
             if not (fits and self.roster.has_slot):
-                if self._displace_idle_beam():
+                if self._displace_idle_beam(draft):
                     continue
                 break
             self._residency.start(request, shared, draft.step)
@@ -301,12 +276,13 @@ class Scheduler:
             owed += self._num_blocks_owed(request)
             left -= n
 
-    def _displace_idle_beam(self) -> bool:
+    def _displace_idle_beam(self, draft: Draft) -> bool:
         """Takes the place of a beam that can do nothing until another one has run. Returns whether there was one."""
-        for request in reversed(self.running):
-            if request.group is not None and request.group.can_yield(request):
-                self._residency.preempt(request)
-                return True
+        if self.roster.num_beams and not draft.step.copies:  # its blocks may be copied from in this step
+            for request in reversed(self.running):
+                if request.group is not None and request.group.can_yield(request):
+                    self._residency.preempt(request)
+                    return True
         return False
 
     def _fill(self, draft: Draft) -> None:
@@ -324,43 +300,6 @@ class Scheduler:
             request.num_cached_tokens = request.num_computed_tokens
             self.prefix_cache_queries += request.num_prompt_tokens
             self.prefix_cache_hits += request.num_cached_tokens
-
-    @staticmethod
-    def _prompt_updates(step: Step, result: StepResult) -> list[RequestUpdate]:
-        updates = []
-        for asked, records in zip(step.prompt_ranges, result.prompt_logprobs, strict=True):
-            request = step.requests[asked.row]
-            if request.status is not Status.FINISHED:
-                cached = request.num_cached_tokens
-                updates.append(RequestUpdate(request.request_id, [], None, None, None, cached, request.index, records))
-        return updates
-
-    def _hear(
-        self, group: BeamGroup, beam: Request, tokens: list[int], logprobs: list[Any] | None
-    ) -> list[RequestUpdate]:
-        updates = group.hear(beam, tokens, logprobs)
-        if tokens[0] < 0:
-            self.reset_prefix_cache()  # its blocks may hold NaN too
-        return updates
-
-    def _end(self, request: Request, ending: Ending) -> list[RequestUpdate]:
-        """Ends a live sample, or the whole beam search that it is part of."""
-        return [self._residency.end(request, ending)] if request.group is None else request.group.end(ending)
-
-    def _take(self, request: Request, tokens: list[int], logprobs: list[Any] | None) -> RequestUpdate:
-        """Appends the new tokens of any request, and ends it if they do."""
-        assert len(tokens) <= 1 or not request.num_inflight_tokens, "a later step was laid out for one token"
-        n, ending = request.extend(tokens)
-        if ending is None:
-            update = RequestUpdate(
-                request.request_id, tokens, logprobs, None, None, request.num_cached_tokens, request.index
-            )
-        else:
-            update = self._residency.end(request, ending)
-            update.new_token_ids, update.logprobs = tokens[:n], logprobs and logprobs[:n]
-            if n < len(tokens) and tokens[n] < 0:
-                self.reset_prefix_cache()  # its blocks may hold NaN too
-        return update
 
     def _share(self, remaining: int, left: int) -> int:
         """How many of a prompt's `remaining` tokens go into a step that has room for `left`, at first."""
@@ -393,6 +332,10 @@ class Scheduler:
             if victim is request:
                 return 0
         return n
+
+    def _end(self, request: Request, ending: Ending) -> list[RequestUpdate]:
+        """Ends a live sample, or the whole beam search that it is part of."""
+        return [self._residency.end(request, ending)] if request.group is None else request.group.end(ending)
 
     def _check_size(self, request: Request) -> None:
         length, pool = request.num_prompt_tokens, self.block_manager

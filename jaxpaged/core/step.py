@@ -78,7 +78,9 @@ class Step:
     wants_logprobs: bool = False  # whether a sampling row does
     masked: list[int] = field(default_factory=list)  # sampling rows whose request has a grammar
     prompt_ranges: list[PromptRange] = field(default_factory=list)
-    copies: list[tuple[int, int]] = field(default_factory=list)  # (from, to): whole blocks, all distinct
+    copies: list[tuple[int, int]] = field(
+        default_factory=list
+    )  # (from, to): whole blocks; each `to` once, none a `from`
     swap_out: list[Swap] = field(default_factory=list)
     swap_in: list[Swap] = field(default_factory=list)  # the host copy is dropped afterwards
     dropped: list[int] = field(default_factory=list)  # keys of host copies that nobody will ask for

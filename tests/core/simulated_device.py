@@ -177,10 +177,11 @@ class SimulatedDevice:
         for _ in range(count):
             draw = drawn(prefix, request.index)
             tokens += [allowed[(draw >> 17) % len(allowed)]] if allowed else self.sample(draw)
-            records.append(candidates(prefix, self.vocab_size, request.params.logprobs or 0))
+            if request.params.logprobs is not None:
+                records.append(candidates(prefix, self.vocab_size, request.params.logprobs))
             prefix = extend(prefix, tokens[-1], self.weights)
         slot.history += tokens
-        return tokens, records if request.params.logprobs is not None else []
+        return tokens, records
 
     def _score(self, step: Step, row: int, first: int, num_tokens: int) -> list[TokenLogprobs]:
         slot = self._slot(step.slots[row])
