@@ -32,9 +32,13 @@ def folder(tmp_path_factory):
     return path
 
 
+def only_these(logits, context):
+    return jnp.where(jnp.arange(len(logits)) == context.arguments["token"], logits, -jnp.inf)
+
+
 @pytest.fixture(scope="module")
 def llm(folder):
-    return LLM(str(folder), **OPTIONS)
+    return LLM(str(folder), logits_processors=[LogitsProcessor("only", only_these, {"token": None})], **OPTIONS)
 
 
 @pytest.fixture(scope="module")
@@ -156,13 +160,26 @@ def test_options_of_single_prompts(llm):
 
 
 def test_samples_and_the_best_of_them(llm):
-    params = {"seed": 3, "max_tokens": 8, "ignore_eos": True, "output_kind": "cumulative"}
-    (four,) = llm.generate("Hello", SamplingParams(n=4, logprobs=0, **params), use_tqdm=False)
-    assert [c.index for c in four.outputs] == [0, 1, 2, 3] and len({c.text for c in four.outputs}) == 4
-    (two,) = llm.generate("Hello", SamplingParams(n=2, best_of=4, **params), use_tqdm=False)
-    ranked = sorted(four.outputs, key=lambda c: -c.cumulative_logprob / len(c.token_ids))
-    assert [c.token_ids for c in two.outputs] == [c.token_ids for c in ranked[:2]]
-    assert [c.index for c in two.outputs] == [0, 1] and two.outputs[0].logprobs is None
+    orders = set()
+    for seed in range(4):
+        params = {"seed": seed, "max_tokens": 8, "ignore_eos": True}
+        (four,) = llm.generate("Hello", SamplingParams(n=4, logprobs=0, **params), use_tqdm=False)
+        assert [c.index for c in four.outputs] == [0, 1, 2, 3] and len({c.text for c in four.outputs}) == 4
+        ranked = sorted(four.outputs, key=lambda c: -c.cumulative_logprob / len(c.token_ids))
+        orders.add(tuple(c.index for c in ranked[:2]))
+        (two,) = llm.generate("Hello", SamplingParams(n=2, best_of=4, **params), use_tqdm=False)
+        assert [c.token_ids for c in two.outputs] == [c.token_ids for c in ranked[:2]]
+        assert [c.index for c in two.outputs] == [0, 1] and two.outputs[0].logprobs is None
+    assert len(orders) > 1
+
+
+def test_beams_come_best_first(llm):
+    params = SamplingParams(temperature=0, n=2, beam_width=4, use_beam_search=True, max_tokens=8, logprobs=0)
+    first, second = llm.generate("Hello", params, use_tqdm=False)[0].outputs
+    assert (first.index, second.index) == (0, 1) and first.text != second.text
+    assert first.cumulative_logprob >= second.cumulative_logprob and len(first.logprobs) == len(first.token_ids) == 8
+    plain = SamplingParams(temperature=0, max_tokens=8, logprobs=0)
+    assert first.cumulative_logprob >= only(llm.generate("Hello", plain, use_tqdm=False)).cumulative_logprob
 
 
 def test_prompt_logprobs_of_a_text(llm):
@@ -277,13 +294,7 @@ def test_the_context_is_cut_to_what_the_cache_holds(folder):
         cut.generate([[5] * 70], GREEDY, use_tqdm=False)
 
 
-def test_users_processors(folder):
-    def only_these(logits, context):
-        return jnp.where(jnp.arange(len(logits)) == context.arguments["token"], logits, -jnp.inf)
-
-    processor = LogitsProcessor("only", only_these, {"token": None})
-    options = OPTIONS | {"warmup": False, "strict": False, "max_num_seqs": 2, "max_num_batched_tokens": 8}
-    llm = LLM(str(folder), logits_processors=[processor], **options)
+def test_users_processors(llm, folder):
     params = SamplingParams(temperature=1, max_tokens=4, logits_processors={"only": {"token": 9}})
     forced, free = llm.generate(["Hello", "Hello"], [params, GREEDY], use_tqdm=False)
     assert forced.token_ids == [9] * 4 and free.token_ids != [9] * 10
@@ -291,7 +302,7 @@ def test_users_processors(folder):
         with pytest.raises(InvalidRequestError, match=r"only|nobody"):
             llm.generate("Hello", SamplingParams(logits_processors=wrong), use_tqdm=False)
     with pytest.raises(ConfigError, match="logits_processors"):
-        LLM(str(folder), logits_processors=[only_these], **options)
+        LLM(str(folder), logits_processors=[only_these], **OPTIONS)
 
 
 def test_mistakes_in_names_are_told_early(folder):
