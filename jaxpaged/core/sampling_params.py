@@ -149,6 +149,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         self._check_samples()
         if self.use_beam_search:
             self._check_beams()
+        else:
+            self._check_no_beams()
 
     def _check_stop(self) -> None:
         for text in self.stop_strings:
@@ -191,6 +193,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         for name in _NOT_WITH_BEAMS:
             if getattr(self, name) != _DEFAULTS[name]:
                 raise InvalidRequestError(f"beam search takes no {name}={getattr(self, name)!r}", param=name)
+
+    def _check_no_beams(self) -> None:
+        for name in _ONLY_WITH_BEAMS:
+            if getattr(self, name) != _DEFAULTS[name]:
+                raise InvalidRequestError(f"{name}={getattr(self, name)!r} needs use_beam_search", param=name)
 
     @property
     def stop_strings(self) -> list[str]:
@@ -280,7 +287,8 @@ def _list(most: int, item: Check, *, least: int = 0) -> Check:
 
 def _text(name: str, value: Any, most: int) -> None:
     if not isinstance(value, str) or not 0 < len(value) <= most:
-        raise InvalidRequestError(f"{name} holds {value!r:.80}, not a text of 1 to {most} characters", param=name)
+        start = value[:80] if isinstance(value, str) else value  # the whole may be megabytes
+        raise InvalidRequestError(f"{name} holds {start!r:.80}, not a text of 1 to {most} characters", param=name)
 
 
 def _text_or_texts(name: str, value: Any) -> None:
@@ -352,3 +360,4 @@ _FIELDS: dict[str, Check] = {
 _DEFAULTS = {f.name: f.default for f in msgspec.structs.fields(SamplingParams)}
 _NEVER_NONE = frozenset(name for name, default in _DEFAULTS.items() if default is not None) - {"max_tokens"}
 _NOT_WITH_BEAMS = ("top_k", "top_p", "min_p", "logprobs_mode", "logprob_token_ids", "structured_outputs")
+_ONLY_WITH_BEAMS = ("beam_width", "length_penalty", "early_stopping")
