@@ -98,6 +98,10 @@ def test_beam_search(real) -> None:
     assert choices[0]["text"] != choices[1]["text"] and first >= second
     greedy = ask(real, **body, temperature=0)["choices"][0]
     assert first >= sum(greedy["logprobs"]["token_logprobs"]) - 1e-4
+    streamed = defaultdict(str)
+    for event in real.events(COMPLETIONS, **body, use_beam_search=True, n=2, beam_width=4):
+        streamed[event["choices"][0]["index"]] += event["choices"][0]["text"]
+    assert [streamed[0], streamed[1]] == [c["text"] for c in choices]
 
 
 def test_a_prompt_is_scored_the_same_in_every_way(real) -> None:

@@ -133,6 +133,8 @@ def test_sequences_of_a_beam_search_are_choices(samples) -> None:
     assert [(c["index"], c["text"]) for c in answer["choices"]] == [(0, "one"), (1, "two 🔥")]
     answer = samples.post(CHAT, messages=HELLO, **body).json()
     assert [(c["index"], c["message"]["content"]) for c in answer["choices"]] == [(0, "one"), (1, "two 🔥")]
+    events = samples.events(COMPLETIONS, prompt="hello", **body)  # whole ones: they are known at the end
+    assert [(e["choices"][0]["index"], e["choices"][0]["text"]) for e in events] == [(0, "one"), (1, "two 🔥")]
 
 
 def test_token_ids_are_returned(samples) -> None:
