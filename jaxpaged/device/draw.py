@@ -20,7 +20,7 @@ def argmax(values: jax.Array) -> tuple[jax.Array, jax.Array]:
     return jnp.minimum(index, size - 1), peak
 
 
-def draw(logits: jax.Array, scaled: jax.Array, key: Words, limits: Limits) -> jax.Array:
+def draw(logits: jax.Array, scaled: jax.Array, peak: jax.Array, key: Words, limits: Limits) -> jax.Array:
     """The token of the largest scaled logit plus noise among those that the limits keep.
 
     The kept tokens are not looked for: the best of all is taken if it is one of them, which is one sum. If not, then
@@ -30,12 +30,13 @@ def draw(logits: jax.Array, scaled: jax.Array, key: Words, limits: Limits) -> ja
     Args:
       logits: f32[V], by which tokens are ordered.
       scaled: f32[V], these minus their maximum, over the temperature.
+      peak: f32[], their maximum; if it is not finite, any token is drawn.
     """
     noisy = jax.lax.optimization_barrier(scaled + gumbel(key, len(logits)))  # else it is computed in each pass
     needed = needed_mass(logits, scaled, limits)
 
     def check(token: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return token, exceeds(logits, scaled, token, limits, needed)
+        return token, exceeds(logits, scaled, token, limits, needed) & jnp.isfinite(peak)
 
     def retry(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         token, _ = state

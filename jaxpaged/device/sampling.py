@@ -242,7 +242,7 @@ class _Sampler:
     ) -> jax.Array:
         scaled, limits = self._scaled(logits, peak, slot, branches)
         high, low, index = (self.slots.column(name, slot) for name in ("seed_high", "seed_low", "sample_index"))
-        return draw(logits, scaled, request_key(high, low, index, position), limits)
+        return draw(logits, scaled, peak, request_key(high, low, index, position), limits)
 
     def _processed(
         self, logits: jax.Array, peak: jax.Array, slot: jax.Array, token: jax.Array, branches: _Branches
