@@ -89,6 +89,8 @@ class BeamGroup:
             n=1,
             best_of=None,
             beam_width=None,
+            length_penalty=1.0,
+            early_stopping=False,
             temperature=0.0,
             logprobs=self._search.num_candidates,
             logprobs_mode="processed",

@@ -165,7 +165,7 @@ class Driver:
                 got = self.prompt_logprobs[key]
                 whole = update.finish_reason not in ("abort", "error") or request.num_output_tokens
                 assert got == (expected if whole else expected[: len(got)]), key
-            if request.params.logprobs is not None:
+            if request.params.num_logprobs is not None:
                 assert len(self.logprobs[key]) == len(self.streamed[key])
 
     def _check_beam(self, key: str, request: Request, update: RequestUpdate) -> None:

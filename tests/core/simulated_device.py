@@ -177,8 +177,8 @@ class SimulatedDevice:
         for _ in range(count):
             draw = drawn(prefix, request.index)
             tokens += [allowed[(draw >> 17) % len(allowed)]] if allowed else self.sample(draw)
-            if request.params.logprobs is not None:
-                records.append(candidates(prefix, self.vocab_size, request.params.logprobs))
+            if (k := request.params.num_logprobs) is not None:
+                records.append(candidates(prefix, self.vocab_size, k))
             prefix = extend(prefix, tokens[-1], self.weights)
         slot.history += tokens
         return tokens, records

@@ -91,7 +91,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         ),
         cache_salt=st.sampled_from([None, None, None, "", "a"]),
         priority=st.integers(-1, 2),
-        n=st.sampled_from([1, 1, 1, 2, 5]),
+        samples=st.sampled_from([{}, {}, {}, {"n": 2}, {"n": 5}, {"n": 1, "best_of": 3, "output_kind": "final"}]),
         max_tokens=st.sampled_from([1, 2, 8, 20, None]),
         min_tokens=st.sampled_from([0, 1]),
         timeout=st.sampled_from([None, None, None, 0, 3, 12]),
@@ -100,8 +100,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         grammar=st.one_of(st.none(), st.none(), GRAMMARS),
         ends=st.sampled_from([{}, {}, {"eos": [EOS]}, {"eos": [EOS], "ignore_eos": True, "stop_token_ids": [STOP]}]),
     )
-    def add(self, prompts, ends, n, **options):
+    def add(self, prompts, ends, samples, **options):
         driver = self.driver
+        n = samples.get("best_of", samples.get("n", 1))
         for prompt in prompts:
             self.count += 1
             name = f"r{self.count}"
@@ -109,7 +110,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             too_large = driver.manager.blocks_for(len(prompt) + 1) > driver.manager.num_blocks
             waiting, limit = driver.scheduler.num_waiting, self.max_num_queued
             try:
-                driver.add(name, prompt, n=n, **ends, **options)
+                driver.add(name, prompt, **samples, **ends, **options)
             except RequestTooLargeError:
                 assert too_long or too_large
             except InvalidRequestError:
