@@ -17,14 +17,16 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from jaxpaged.config import EngineConfig
-from jaxpaged.core.request import Grammar, Request
+from jaxpaged.core.request import Request
 from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.core.step import RequestUpdate
+from jaxpaged.engine.engine_like import EngineLike
 from jaxpaged.engine.output import RequestOutput
 from jaxpaged.engine.output_processor import OutputProcessor
+from jaxpaged.engine.output_stream import OutputStream
 from jaxpaged.errors import EngineDeadError
 from jaxpaged.text.bad_words import bad_word_ids
 from jaxpaged.text.chat import render_chat
@@ -35,34 +37,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-
-
-class EngineLike(Protocol):
-    """What AsyncLLM needs of an engine. Only the engine thread calls `add_request`, `abort` and `step`."""
-
-    @property
-    def config(self) -> EngineConfig: ...
-    @property
-    def has_work(self) -> bool: ...
-    @property
-    def vocab_size(self) -> int: ...
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]: ...
-    def make_request(
-        self,
-        request_id: str,
-        prompt_token_ids: Sequence[int],
-        params: SamplingParams,
-        *,
-        cache_salt: str | None = None,
-        priority: int = 0,
-        bad_word_ids: Sequence[Sequence[int]] = (),
-        grammar: Grammar | None = None,
-        arrival_time: float | None = None,
-    ) -> Request: ...
-    def add_request(self, request: Request) -> None: ...
-    def abort(self, request_id: str, index: int | None = None) -> list[RequestUpdate]: ...
-    def step(self) -> list[RequestUpdate]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +75,7 @@ class AsyncLLM:
         self.error: BaseException | None = None
         self._engine, self._on_death = engine, on_death
         self._processor = OutputProcessor(tokenizer)
-        self._streams: dict[str, _Stream] = {}  # by internal id
+        self._streams: dict[str, OutputStream] = {}  # by internal id
         self._counter = itertools.count()
         self._closing = False
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -216,7 +190,7 @@ class AsyncLLM:
         self._check_alive()
         request = prepared.request
         merge = request.params.output_kind == "delta"
-        stream = _Stream(prepared.external_id, asyncio.get_running_loop(), merge=merge)
+        stream = OutputStream(prepared.external_id, asyncio.get_running_loop(), merge=merge)
         self._processor.add(request, prepared.prompt)
         self._streams[request.request_id] = stream
         self._inbox.put(lambda: self._add(request))
@@ -300,7 +274,7 @@ class AsyncLLM:
             self._put(stream, output, internal_id)
             self._abort_in_engine(internal_id)
 
-    def _put(self, stream: _Stream, output: RequestOutput, internal_id: str) -> None:
+    def _put(self, stream: OutputStream, output: RequestOutput, internal_id: str) -> None:
         output.request_id = stream.external_id
         stream.put(output)
         if output.finished:
@@ -373,43 +347,3 @@ class AsyncLLM:
     def _fail_all(self, error: EngineDeadError) -> None:
         for stream in list(self._streams.values()):
             stream.call(functools.partial(stream.fail, error))
-
-
-class _Stream:
-    """The outputs on their way to one reader: at most one waits, newer ones are merged into it or replace it."""
-
-    def __init__(self, external_id: str, loop: asyncio.AbstractEventLoop, *, merge: bool):
-        self.external_id, self.loop = external_id, loop
-        self._merge = merge
-        self._output: RequestOutput | None = None
-        self._error: BaseException | None = None
-        self._ready = asyncio.Event()
-
-    def call(self, function: Callable[[], None]) -> None:
-        """Calls a function in the reader's event loop; not at all if that is closed."""
-        try:
-            self.loop.call_soon_threadsafe(function)
-        except RuntimeError:
-            logger.debug("the reader of request %s is gone", self.external_id)
-
-    def put(self, output: RequestOutput) -> None:
-        if self._output is not None and self._merge:
-            self._output.extend(output)
-        else:
-            self._output = output
-        self._ready.set()
-
-    def fail(self, error: BaseException) -> None:
-        self._error = error
-        self._ready.set()
-
-    async def get(self) -> RequestOutput:
-        """The next output. Outputs that came before an error are given first."""
-        await self._ready.wait()
-        if self._output is None:
-            assert self._error is not None
-            raise self._error
-        output, self._output = self._output, None
-        if self._error is None:
-            self._ready.clear()
-        return output
