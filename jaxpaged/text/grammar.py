@@ -87,7 +87,7 @@ class GrammarCompiler:
     def prepare(self) -> None:
         """Builds what all grammars share, so that the first one does not wait for it: a second or more, if large."""
         with self._lock:
-            self._shared()
+            self._shared().checker.start()
 
     def _shared(self) -> _Vocabulary:
         if self._vocabulary is None:

@@ -32,6 +32,8 @@ TOO_HARD = "it takes too much time, memory or depth to compile"
 
 _WALL_SECONDS = 60.0  # a child that says nothing for so long is stuck, however slow the machine
 _NO_TEXT = "it matches no text"
+# How a child ends that a grammar killed: out of time, out of stack, out of memory.
+_DEATHS = (-signal.SIGPROF, -signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS)
 Result = TypeVar("Result")
 
 
@@ -108,7 +110,20 @@ class GrammarChecker:
 
     def check(self, source: str) -> Verdict:
         """Compiles a grammar in the child."""
-        child = self._child or self._start()
+        for _ in range(2):
+            child = self.start()
+            verdict = self._ask(child, source)
+            if verdict is not None:
+                return verdict
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(1.0)
+            self.close()
+            if child.returncode in _DEATHS:
+                break  # else it was killed by others: another try
+        return Verdict(TOO_HARD, 0)
+
+    def _ask(self, child: subprocess.Popen[bytes], source: str) -> Verdict | None:
+        """What the child says; None if it dies."""
         assert child.stdin is not None
         watchdog = threading.Timer(_WALL_SECONDS, child.kill)
         watchdog.daemon = True
@@ -117,8 +132,7 @@ class GrammarChecker:
             _write(child.stdin, source.encode())
             return msgspec.msgpack.decode(_read(child.stdout), type=Verdict)
         except (OSError, EOFError):
-            self.close()
-            return Verdict(TOO_HARD, 0)
+            return None
         finally:
             watchdog.cancel()
 
@@ -127,7 +141,10 @@ class GrammarChecker:
         self._end()
         self._child = None
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def start(self) -> subprocess.Popen[bytes]:
+        """The child, ready."""
+        if self._child is not None:
+            return self._child
         env = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
@@ -139,8 +156,12 @@ class GrammarChecker:
         )
         self._child, self._end = child, weakref.finalize(self, _end, child)
         assert child.stdin is not None
-        _write(child.stdin, self._vocabulary)
-        _read(child.stdout)  # it is ready
+        try:
+            _write(child.stdin, self._vocabulary)
+            _read(child.stdout)  # it is ready
+        except (OSError, EOFError) as error:
+            self.close()
+            raise RuntimeError(f"the process that tries out grammars does not start: {command}") from error
         return child
 
 
