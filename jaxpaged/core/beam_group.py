@@ -31,6 +31,7 @@ class BeamGroup:
         self._num_forks = 0
         self._beams = [self._first()]  # in the search's order
         self._heard: dict[Request, TokenLogprobs] = {}
+        self._sampled: dict[Request, int] = {}  # the token that the device has put after each
         request.group = self
         residency.roster.enter(self._beams[0])
         residency.roster.queue(self._beams[0])
@@ -40,15 +41,16 @@ class BeamGroup:
         if tokens[0] < 0:
             return self.end(NOT_FINITE)
         assert logprobs, "a beam's row without log-probabilities"
-        self._heard[beam] = logprobs[0]
+        self._heard[beam], self._sampled[beam] = logprobs[0], tokens[0]
         beam.num_inflight_tokens += 1  # sampled, but not decided
         if len(self._heard) < len(self._beams):
             return []
         children = self._search.advance([self._heard[b] for b in self._beams])
-        self._heard.clear()
         if not children:
             return self.end(None)
         self._replace(children)
+        self._heard.clear()
+        self._sampled.clear()
         return []
 
     def end(self, ending: Ending | None) -> list[RequestUpdate]:
@@ -111,10 +113,10 @@ class BeamGroup:
             beam.num_inflight_tokens = 0
             beam.all_token_ids.append(child.token)
             beam.max_total_tokens = beam.num_tokens + 1  # it is not scheduled beyond what is decided
-            if beam.status is Status.RUNNING:
-                self._residency.stale.append(beam)
-            else:
+            if beam.status is not Status.RUNNING:
                 roster.queue(beam)
+            elif self._sampled[beam] != child.token:
+                self._residency.stale.append(beam)
 
     def _fork(self, parent: Request) -> Request:
         self._num_forks += 1

@@ -176,9 +176,12 @@ class SimulatedDevice:
         count = 1 + (prefix >> 40) % 3 if self.burst and request.is_plain else 1
         for _ in range(count):
             draw = drawn(prefix, request.index)
-            tokens += [allowed[(draw >> 17) % len(allowed)]] if allowed else self.sample(draw)
             if (k := request.params.num_logprobs) is not None:
                 records.append(candidates(prefix, self.vocab_size, k))
+            if request.group is not None:
+                tokens.append(records[-1].token_id)
+            else:
+                tokens += [allowed[(draw >> 17) % len(allowed)]] if allowed else self.sample(draw)
             prefix = extend(prefix, tokens[-1], self.weights)
         slot.history += tokens
         return tokens, records

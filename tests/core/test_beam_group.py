@@ -35,15 +35,18 @@ def test_it_finds_what_a_search_alone_finds(options, length, enable_prefix_cachi
 
 
 def test_beams_share_blocks_and_copy_what_they_write():
-    driver = make(overlap=0)
+    driver = make()
     add(driver, length=10, max_tokens=9)
     driver.step()
     assert driver.last_step.wants_logprobs and driver.last_step.copies == []
     driver.step()
-    assert driver.last_step.num_tokens == [1, 1, 1] and driver.last_step.starts == [10] * 3
-    first, *others = (admission.block_ids for admission in driver.last_step.admissions)
-    assert driver.last_step.copies == [(first[2], other[2]) for other in others]
-    assert all(other[:2] == first[:2] for other in others)
+    driver.step()
+    step = driver.last_step
+    assert step.num_tokens == [1, 1, 1] and step.starts == [10] * 3
+    first, *others = step.requests
+    assert step.copies == [(first.block_ids[2], other.block_ids[2]) for other in others]
+    assert all(other.block_ids[:2] == first.block_ids[:2] for other in others)
+    assert [a.request for a in step.admissions] == others, "the likeliest token is on the device already"
     driver.run()
     driver.check_solo()
     assert driver.scheduler.prefix_cache_queries == 10

@@ -85,6 +85,22 @@ def test_nan_is_an_error_and_its_token_is_dropped():
     assert driver.streamed["a"] == [5] and driver.finished["a"].stop_reason == NOT_FINITE.stop_reason
 
 
+# Several tokens in a step
+
+
+@pytest.mark.parametrize("params", [{}, {"stop_token_ids": [3, 4, 5]}, {"eos": [3, 4, 5], "min_tokens": 6}])
+def test_several_tokens_in_a_step_are_cut_where_one_by_one_ends(params):
+    """B10"""
+    driver = Driver(num_blocks=60, block_size=4, vocab_size=VOCAB_SIZE, overlap=0, burst=True)
+    for i in range(8):
+        driver.add(f"r{i}", [2, 3, i], max_tokens=6 + i, n=2, logprobs=2, **params)
+    updates = []
+    while driver.scheduler.has_work:
+        updates += driver.step()
+    assert max(len(update.new_token_ids) for update in updates) == 3
+    driver.check_solo()
+
+
 # Prompt log-probabilities
 
 
