@@ -19,7 +19,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from jaxpaged.core.sampling_params import SamplingParams
+from jaxpaged.core.sampling_params import ALL_LOGPROBS, SamplingParams
 from jaxpaged.core.step import TokenLogprobs
 
 
@@ -83,8 +83,8 @@ class BeamSearch:
 
     Attributes:
       width: most live beams, and most hypotheses.
-      num_candidates: best continuations of each beam that `advance` needs, so that `width` of them do not end; where
-        the vocabulary is smaller, all of it.
+      num_candidates: best continuations of each beam that `advance` needs, so that `width` of them do not end, and
+        that `params.logprobs` asks for; -1 or more than the vocabulary holds: all.
       length: tokens of each live beam.
       live: cumulative log-probabilities of the live beams, best first; at the start one empty beam.
     """
@@ -96,7 +96,9 @@ class BeamSearch:
         self.length = 0
         self._eos = frozenset(() if params.ignore_eos else eos_token_ids)
         self._stops = frozenset(params.stop_token_ids or ())
-        self.num_candidates = self.width + len(self._eos | self._stops)
+        told = params.logprobs or 0
+        self._enough = self.width + len(self._eos | self._stops)
+        self.num_candidates = told if told == ALL_LOGPROBS else max(self._enough, told)
         self._live = [_Beam(None, -1, 0.0)]
         self._ended: list[_Ended] = []  # at most `width`, best first
 
@@ -163,7 +165,8 @@ class BeamSearch:
         ranked = []
         early = self.length <= self.params.min_tokens  # that many come before one that ends
         for index, (parent, row) in enumerate(zip(parents, candidates, strict=True)):
-            for rank, (token, logprob) in enumerate(zip(row.top_ids, row.top_logprobs, strict=True), 1):
+            best = zip(row.top_ids[: self._enough], row.top_logprobs[: self._enough], strict=True)
+            for rank, (token, logprob) in enumerate(best, 1):
                 # What may not be produced has no probability; what would end it too early may not.
                 if logprob > -math.inf and not (early and (token in self._eos or token in self._stops)):
                     ranked.append((Child(index, token, parent.logprob + logprob), rank))

@@ -188,6 +188,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidRequestError(
                 f"beam_width={self.num_beams} must be from n={self.n} to {MAX_BEAM_WIDTH}", param="beam_width"
             )
+        if self.max_tokens == 0:
+            raise InvalidRequestError("beam search with max_tokens=0 finds nothing", param="max_tokens")
         if self.temperature not in (0, 1):
             raise InvalidRequestError(f"beam search takes no temperature={self.temperature}", param="temperature")
         for name in _NOT_WITH_BEAMS:

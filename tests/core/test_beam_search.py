@@ -134,6 +134,11 @@ def test_results_are_true_sequences_of_the_model(number):
         assert stopped or len(h.token_ids) == case.max_tokens
 
 
+@pytest.mark.parametrize(("logprobs", "count"), [(None, 5), (0, 5), (4, 5), (6, 6), (-1, -1)])
+def test_candidates_are_as_many_as_searching_and_telling_need(logprobs, count):
+    assert make(eos=[9, 8], stop_token_ids=[9, 5], logprobs=logprobs).num_candidates == count
+
+
 def test_the_best_that_do_not_end_live_on():
     beams = make(eos=[9])
     assert beams.live == [0.0] and beams.num_candidates == 3

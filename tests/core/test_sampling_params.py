@@ -112,6 +112,7 @@ def test_no_request_fans_out_to_a_million(options):
         ({"use_beam_search": True, "beam_width": 2, "top_p": 0.5}, "top_p"),
         ({"use_beam_search": True, "structured_outputs": StructuredOutputs(regex="a")}, "structured_outputs"),
         ({"use_beam_search": True, "logprobs": 1, "logprob_token_ids": [1]}, "logprob_token_ids"),
+        ({"use_beam_search": True, "max_tokens": 0, "prompt_logprobs": 1}, "max_tokens"),
     ],
     ids=str,
 )
