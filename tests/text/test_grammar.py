@@ -404,7 +404,10 @@ HOSTILE = {
 
 
 class Heart:
-    """A thread beside the work, and the longest time that it was kept from running."""
+    """A thread beside the work, and for how long the work kept it from running.
+
+    In processor time of the process: other work on the machine does not count.
+    """
 
     def __enter__(self) -> Heart:
         self.gap, self._stop = 0.0, False
@@ -413,10 +416,10 @@ class Heart:
         return self
 
     def _beat(self) -> None:
-        last = time.perf_counter()
+        last = time.process_time()
         while not self._stop:
             time.sleep(0.002)
-            now = time.perf_counter()
+            now = time.process_time()
             self.gap, last = max(self.gap, now - last), now
 
     def __exit__(self, *_: object) -> None:
@@ -463,9 +466,10 @@ def test_the_child_comes_back(compiler):
     compiler.compile(S(regex="x1"))
     child = compiler._vocabulary.checker._child
     assert child.poll() is None
-    child.kill()
+    child.kill()  # by somebody: no fault of the next grammar's
+    assert feed(compiler.compile(S(regex="x2")), "x2")
     with pytest.raises(InvalidRequestError, match="too much"):
-        compiler.compile(S(regex="x2"))
+        compiler.compile(S(json=multiples(101, 103, 107, 109)))
     assert feed(compiler.compile(S(regex="x3")), "x3")
     compiler.close()
     assert compiler._vocabulary.checker._child is None
