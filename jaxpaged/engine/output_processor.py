@@ -101,6 +101,7 @@ class _LiveRequest:
         self._samples = [
             _Sample(request, i, self._detokenizer(tokenizer, params), self._describe) for i in range(count)
         ]
+        self._wants_prompt = params.prompt_logprobs is not None
         self._compared = params.num_samples > params.n  # only the best are sent, so nothing before the end
         self._raw_prompt_logprobs: list[TokenLogprobs] = []
         self._prompt_logprobs: list[PositionLogprobs | None] | None = None
@@ -144,10 +145,10 @@ class _LiveRequest:
         return not self._num_unfinished
 
     def fail(self, error: Exception, now: float) -> None:
-        """Ends what still runs, and what could not be described, with what has been sent of it."""
+        """Ends every sample whose end has not been sent."""
         for sample in self._samples:
             sample.fail(f"the output could not be made: {error!r}")
-        self._raw_prompt_logprobs = []
+        self._wants_prompt = self._prompt_logprobs is not None
         self._num_unfinished = 0
         self._metrics.finished_time = now
 
@@ -164,7 +165,7 @@ class _LiveRequest:
         else:
             delta = kind == "delta"
             completions = [sample.completion(delta=delta) for sample in (changed if delta else self._samples)]
-        return RequestOutput(
+        output = RequestOutput(
             self.request.request_id,
             self._prompt,
             self._prompt_token_ids,
@@ -174,6 +175,9 @@ class _LiveRequest:
             self._metrics,
             self._prompt_output(once=kind == "delta"),
         )
+        for sample in changed:
+            sample.mark_sent()
+        return output
 
     def _best(self) -> list[CompletionOutput]:
         ranked = sorted(self._samples, key=lambda sample: (sample.finish_reason == "error", -sample.mean_logprob))
@@ -184,7 +188,7 @@ class _LiveRequest:
 
     def _prompt_output(self, *, once: bool) -> list[PositionLogprobs | None] | None:
         """The prompt's logprobs; all are known when the first output is sent."""
-        if self._params.prompt_logprobs is None or (once and self._prompt_logprobs is not None):
+        if not self._wants_prompt or (once and self._prompt_logprobs is not None):
             return None
         if self._prompt_logprobs is None:
             raw, offsets = self._raw_prompt_logprobs, [0] * len(self._prompt_token_ids)
@@ -241,12 +245,13 @@ class _Sample:
         return len(new)
 
     def fail(self, message: str) -> None:
-        """Ends it with what has been described, unless it has ended and all of it is."""
-        described = len(self._logprobs) if self._params.logprobs is not None else len(self._token_ids)
-        if self.finish_reason is None or described < len(self._token_ids):
-            self.finish_reason, self._stop_reason, self._last_token_hidden = "error", message, False
-            self._end_sent = False
-        self._token_ids, self._raw_logprobs = self._token_ids[:described], self._raw_logprobs[:described]
+        """Ends it with what has been described, unless its end has been sent."""
+        if self._end_sent:
+            return
+        self.finish_reason, self._stop_reason, self._last_token_hidden = "error", message, False
+        if self._params.logprobs is not None:
+            described = len(self._logprobs)
+            self._token_ids, self._raw_logprobs = self._token_ids[:described], self._raw_logprobs[:described]
 
     @property
     def changed(self) -> bool:
@@ -256,13 +261,13 @@ class _Sample:
         return bool(self._new_text) or self._num_ready > self._num_sent
 
     def completion(self, *, delta: bool) -> CompletionOutput:
-        """All of it that may be sent, or what is new; it counts as sent."""
+        """All of it that may be sent, or what is new."""
         ready = self._num_ready
         self._describe_logprobs(ready)
         start = self._num_sent if delta else 0
         text = "" if self._detokenizer is None else self._detokenizer.text
         wanted = self._params.logprobs is not None
-        completion = CompletionOutput(
+        return CompletionOutput(
             index=self.index,
             text=self._new_text if delta else text,
             token_ids=self._token_ids[start:ready],
@@ -272,8 +277,10 @@ class _Sample:
             stop_reason=self._stop_reason,
             last_token_hidden=self._last_token_hidden,
         )
-        self._new_text, self._num_sent, self._end_sent = "", ready, self.finish_reason is not None
-        return completion
+
+    def mark_sent(self) -> None:
+        """What `completion` gave has been sent."""
+        self._new_text, self._num_sent, self._end_sent = "", self._num_ready, self.finish_reason is not None
 
     @property
     def _num_ready(self) -> int:

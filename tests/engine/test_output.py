@@ -336,16 +336,21 @@ class Broken(tiny_tokenizers.TinyTokenizer):
 
 @pytest.mark.parametrize(
     ("script", "params"),
-    [([5, 6, 7], {}), ([5, 6], {"logprobs": 1}), ([5, 6, 7], {"detokenize": False, "logprobs": 0, "n": 2})],
+    [
+        ([5, 6, 7], {}),
+        ([5, 6], {"logprobs": 1}),
+        ([5, 6, 7], {"detokenize": False, "logprobs": 0, "n": 2}),
+        ([5, 6], {"prompt_logprobs": 0}),
+    ],
 )
 def test_a_fault_in_one_requests_output_ends_that_request_alone(script, params) -> None:
-    """S21: in its text, or in what its logprobs are called."""
+    """S21: in its text, in what its logprobs are called, or in its prompt."""
     engine, processor = engine_for(lambda r: script if r.request_id == "bad" else [5, EOS]), OutputProcessor(Broken())
     engine.tops = [6, 7] if "n" not in params else []
     if params.get("logprobs") == 1:
         engine.tops = [7]
     for name, options in (("bad", params), ("good", {})):
-        request = engine.make_request(name, [5], SamplingParams(**options, output_kind="final"))
+        request = engine.make_request(name, [5, 7, 5], SamplingParams(**options, output_kind="final"))
         engine.add_request(request)
         processor.add(request)
     ends = {}
