@@ -125,7 +125,7 @@ def abstract_step(
     slots = jax.eval_shape(partial(empty_slots, engine.max_num_seqs, engine.max_model_len, max_pages))
     wide = jax.eval_shape(partial(empty_options, engine.max_num_seqs, config.vocab_size))
     forward = AbstractProgram(
-        function=make_forward(module, step_options, bucket),
+        function=make_forward(module, step_options, bucket, rows),
         args=forward_arguments(params, pool, slots, bucket, engine.block_size),
         donate_argnums=FORWARD_DONATED,
         row_major=(1,) if kv_cache.row_major(platform) else (),

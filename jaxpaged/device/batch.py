@@ -132,9 +132,11 @@ def lay_out(slots: Slots, batch: Batch, bucket: Bucket, page_size: int) -> Token
     )
 
 
-def rows_to_sample(slots: Slots, batch: Batch) -> SampleRows:
-    """What sampling has to know of the batch; R = S."""
-    rows, (num_slots, max_len) = batch.sample_rows, slots.history.shape
+def rows_to_sample(slots: Slots, batch: Batch, num_rows: int) -> SampleRows:
+    """What sampling has to know of the batch; R is `num_rows`, at least S."""
+    num_slots, max_len = slots.history.shape
+    padded = len(batch.sample_rows)
+    rows = jnp.pad(batch.sample_rows, (0, num_rows - padded), constant_values=padded)
     return SampleRows(
         slots=batch.slots.at[rows].get(mode="fill", fill_value=num_slots - 1),
         positions=(batch.starts + batch.query_lens).at[rows].get(mode="fill", fill_value=max_len),

@@ -57,7 +57,8 @@ class PromptLogprobs:
         """Waits for what `launch` started: a list for each of the step's prompt ranges."""
         if not chunks:
             return []
-        scores = Logprobs(*(np.concatenate(arrays) for arrays in zip(*jax.device_get(chunks), strict=True)))
+        fetched: list[Any] = jax.device_get(chunks)
+        scores = Logprobs._make(np.concatenate(arrays) for arrays in zip(*fetched, strict=True))
         ranges, start = [], 0
         for part in step.prompt_ranges:
             request, rows = step.requests[part.row], slice(start, start + part.num_tokens)

@@ -153,7 +153,7 @@ class Runner:
         """Compiles every program and runs each once on padding."""
         buckets = self.buckets.all
         needed: list[Callable[[], Any]] = [lambda bucket=bucket: self._program(bucket) for bucket in reversed(buckets)]
-        needed += [lambda rows=rows: self._sampler(rows) for rows in sorted({b.rows for b in buckets}, reverse=True)]
+        needed += [lambda rows=rows: self._sampler(rows) for rows in reversed(self.buckets.sample_rows)]
         needed += [
             self._admit_program,
             self._admit_options_program,
@@ -271,7 +271,8 @@ class Runner:
 
     def _compile_forward(self, bucket: Bucket, kv_pages: jax.ShapeDtypeStruct) -> jax.stages.Compiled:
         arguments = forward_arguments(self.params, kv_pages, self.slots, bucket, self.config.block_size)
-        lowered = lower_forward(self.module, self.step_options, bucket, arguments)
+        num_logits = self.buckets.num_logits(bucket)
+        lowered = lower_forward(self.module, self.step_options, bucket, num_logits, arguments)
         return compile_step(lowered, compiler_options(jax.default_backend()))
 
     def _sampler(self, num_rows: int) -> jax.stages.Compiled:
@@ -303,8 +304,8 @@ class Runner:
         model = self.module.config
         pool = kv_cache.abstract_pages(model, 2, self.config.block_size, self.config.kv_cache_dtype)
         forward = self._compile_forward(self.buckets.all[-1], pool)
-        rows = max(bucket.rows for bucket in self.buckets.all)
-        return _bytes(forward) + max(_bytes(self._sampler(rows)), _bytes(self._prompts.score_program()))
+        sampler = self._sampler(self.buckets.sample_rows[-1])
+        return _bytes(forward) + max(_bytes(sampler), _bytes(self._prompts.score_program()))
 
 
 def _bytes(program: jax.stages.Compiled) -> int:

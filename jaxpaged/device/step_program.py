@@ -56,7 +56,7 @@ class Forwarded(NamedTuple):
     """What the forward pass of a bucket leaves, besides the state.
 
     Attributes:
-      logits: f32[R, V], raw, of the rows that sample; R = S.
+      logits: f32[R, V], raw, of the rows that sample; R >= S.
       rows: which these are.
       hidden: [T, D], of every token after the final norm.
     """
@@ -113,13 +113,16 @@ def compiler_options(platform: str) -> dict[str, str | bool]:
     return {"xla_gpu_experimental_force_split_k": "1"} if platform == "gpu" else {}
 
 
-def lower_forward(module: Decoder, options: StepOptions, bucket: Bucket, arguments: tuple[Any, ...]):
-    """`forward` of a bucket, ready to be compiled for this device: its pool lies as `kv_cache.pages_format` says."""
+def lower_forward(
+    module: Decoder, options: StepOptions, bucket: Bucket, num_logits: int, arguments: tuple[Any, ...]
+) -> jax.stages.Lowered:
+    """`make_forward`, ready to be compiled for this device: its pool lies as `kv_cache.pages_format` says."""
     order = pages_format()
     orders: dict[str, Any] = {}
     if order is not None:
         orders = {"in_shardings": (None, order, None, None), "out_shardings": (order, None, None)}
-    return jax.jit(make_forward(module, options, bucket), donate_argnums=FORWARD_DONATED, **orders).lower(*arguments)
+    forward = make_forward(module, options, bucket, num_logits)
+    return jax.jit(forward, donate_argnums=FORWARD_DONATED, **orders).lower(*arguments)
 
 
 def compile_step(lowered: jax.stages.Lowered, options: dict[str, str | bool]) -> jax.stages.Compiled:
@@ -133,10 +136,13 @@ def compile_step(lowered: jax.stages.Lowered, options: dict[str, str | bool]) ->
         return lowered.compile()
 
 
-def make_forward(module: Decoder, options: StepOptions, bucket: Bucket) -> Forward:
+def make_forward(module: Decoder, options: StepOptions, bucket: Bucket, num_logits: int) -> Forward:
     """`forward(params, kv_pages, slots, packed) -> (kv_pages, slots, forwarded)`, to be jitted.
 
     `kv_pages` and `slots` are meant to be donated: `FORWARD_DONATED`.
+
+    Args:
+      num_logits: R, at least the bucket's rows; the others are padding.
     """
 
     def forward(params: dict, kv_pages: jax.Array, slots: Slots, packed: jax.Array):
@@ -161,8 +167,8 @@ def make_forward(module: Decoder, options: StepOptions, bucket: Bucket) -> Forwa
             module.apply({"params": params}, layout.token_ids, layout.positions, context),
         )
         last = hidden.at[layout.query_start_loc[batch.sample_rows + 1] - 1].get(mode="clip")
-        logits = _head(module, options, bucket, params, last, batch)
-        return context.kv_pages, slots, Forwarded(logits, batches.rows_to_sample(slots, batch), hidden)
+        logits = _head(module, options, bucket, num_logits, params, last, batch)
+        return context.kv_pages, slots, Forwarded(logits, batches.rows_to_sample(slots, batch, num_logits), hidden)
 
     return forward
 
@@ -192,13 +198,19 @@ def make_sample(options: StepOptions) -> Sample:
 
 
 def _head(
-    module: Decoder, options: StepOptions, bucket: Bucket, params: dict, hidden: jax.Array, batch: Batch
+    module: Decoder,
+    options: StepOptions,
+    bucket: Bucket,
+    num_logits: int,
+    params: dict,
+    hidden: jax.Array,
+    batch: Batch,
 ) -> jax.Array:
-    """Logits [S, V] of the last hidden states [S, D] of the rows that sample, which come first."""
+    """Logits [R, V] of the last hidden states [S, D] of the rows that sample, which come first."""
 
     def logits(n: int) -> jax.Array:
         first = cast(jax.Array, module.apply({"params": params}, hidden[:n], method="logits"))
-        return jnp.pad(first, ((0, bucket.rows - n), (0, 0)))
+        return jnp.pad(first, ((0, num_logits - n), (0, 0)))
 
     few = options.small_head
     if bucket.decode_only or not 0 < few < bucket.rows:

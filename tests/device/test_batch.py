@@ -23,7 +23,7 @@ def lay_out_mixed(slots, packed):
     return (
         slots,
         layout,
-        batches.record_tokens(slots, batches.rows_to_sample(slots, batch), jnp.arange(100, 100 + MIXED.rows)),
+        batches.record_tokens(slots, batches.rows_to_sample(slots, batch, 6), jnp.arange(100, 106)),
     )
 
 
@@ -35,7 +35,7 @@ def lay_out_decode(slots, packed):
     return (
         slots,
         layout,
-        batches.record_tokens(slots, batches.rows_to_sample(slots, batch), jnp.arange(100, 100 + DECODE.rows)),
+        batches.record_tokens(slots, batches.rows_to_sample(slots, batch, 4), jnp.arange(100, 104)),
     )
 
 

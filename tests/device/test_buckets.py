@@ -14,6 +14,13 @@ def test_every_step_within_the_limits_has_a_bucket(seqs, tokens, few, data):
     bucket = table.pick(rows, total)
     assert bucket.rows >= rows and bucket.tokens >= total
     assert bucket.decode_only == (rows == total)
+    assert bucket.rows <= table.num_logits(bucket) <= 2 * bucket.rows
+
+
+def test_sampling_programs_are_shared():
+    assert bucket_table(256, 8192).sample_rows == [1, 4, 16, 64, 256]
+    assert bucket_table(32, 256).sample_rows == [1, 8, 32]
+    assert bucket_table(1, 16).sample_rows[-1] == 1
 
 
 def test_mixed_buckets_are_never_taken_for_decode_only():
