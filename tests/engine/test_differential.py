@@ -8,9 +8,9 @@ import os
 
 import pytest
 
-from tests.engine.workloads import FEATURES, complaints, draw_workload, play
+from tests.engine.workloads import FEATURES, complaints, draw_workload, faults, play
 
-FAST, ALL = 24, 200
+FAST, ALL = 40, 300
 
 
 def _seeds():
@@ -25,5 +25,5 @@ def _seeds():
 def test_each_request_is_answered_as_if_alone(seed, make_setting, solo_job):
     workload = draw_workload(seed, tuple(FEATURES))
     answers = play(make_setting(workload.setting), workload.jobs)
-    wrong = [text for job in workload.jobs for text in complaints(job, answers, solo_job(job))]
+    wrong = [text for job in workload.jobs for text in complaints(job, answers, solo_job(job)) + faults(job, answers)]
     assert not wrong, "\n".join([f"WORKLOADS={seed}: {workload.setting}", *wrong])

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from jaxpaged.core.sampling_params import SamplingParams
 from tests.engine.tiny import BLOCK
-from tests.engine.workloads import FEATURES, Draw, Job, Setting, compatible, complaints, make_job, play
+from tests.engine.workloads import FEATURES, Draw, Job, Setting, compatible, complaints, faults, make_job, play
 
 # Condition -> what it may be; the first asks for nothing.
 CONDITIONS = {
@@ -95,8 +95,9 @@ def _jobs(number: int) -> list[Job]:
             prompt = stem[: draw.pick(BLOCK, 2 * BLOCK)] + draw.tokens(draw.integer(1, 12))
             name = "+".join(features)
             job = make_job(name, draw, features, prompt=prompt, arrival=draw.integer(0, 3))
-            # Long enough to outgrow a small pool together.
-            jobs.append(dataclasses.replace(job, params=replace(job.params, max_tokens=30)))
+            if job.params.max_tokens:  # long enough to outgrow a small pool together
+                job = dataclasses.replace(job, params=replace(job.params, max_tokens=30))
+            jobs.append(job)
     return jobs
 
 
@@ -110,7 +111,7 @@ def test_pairs_of_features(number, make_setting, solo_job):
         jobs.append(dataclasses.replace(jobs[0], name="leaves", abort=5))
     engine = make_setting(_setting(row))
     answers = play(engine, tuple(jobs))
-    wrong = [text for job in jobs for text in complaints(job, answers, solo_job(job))]
+    wrong = [text for job in jobs for text in complaints(job, answers, solo_job(job)) + faults(job, answers)]
     assert not wrong, "\n".join([f"{row}", *wrong])
     assert engine.scheduler.num_preemptions or row["pressure"] == "none"
     assert any(answer.num_cached_tokens for answer in answers.values()) == row["caching"]

@@ -188,6 +188,49 @@ def _nearly_equal(logprobs: list[float]) -> bool:
     return len(finite) < len(logprobs) or bool(np.any(-np.diff(finite) < 2 * LOGPROB_TOLERANCE))
 
 
+def faults(job: Job, answers: Answers) -> list[str]:
+    """Where the answers to a job are not what it asked for."""
+    found = []
+    for (name, index), answer in sorted(answers.items()):
+        if name == job.name:
+            broken = [rule for rule, kept in _rules(job, index, answer).items() if not kept]
+            found += [f"{name}[{index}]: not {rule}: {answer}" for rule in broken]
+    return found
+
+
+def _rules(job: Job, index: int, answer: Answer) -> dict[str, bool]:
+    params, tokens = job.params, answer.token_ids
+    whole = answer.finish_reason in ("stop", "length")
+    ending = {*(() if params.ignore_eos else EOS), *(params.stop_token_ids or ())}
+    prompt_length = len(job.prompt[-(params.truncate_prompt_tokens or 0) :])
+    longest = min(params.max_tokens, MAX_LEN - prompt_length)
+    allowed = range(VOCAB) if params.allowed_token_ids is None else params.allowed_token_ids
+    k = len(params.logprob_token_ids) if params.logprob_token_ids else params.logprobs
+    rules = {
+        "as short as max_tokens says": len(tokens) <= longest,
+        "at max_tokens": answer.finish_reason != "length" or len(tokens) == longest,
+        "from allowed_token_ids": all(token in allowed for token in tokens),
+        "without bad words": not any(_holds(tokens, word) for word in job.bad_word_ids),
+        "without an end before the end": not any(token in ending for token in tokens[:-1]),
+        "min_tokens before the end": not any(token in ending for token in tokens[: params.min_tokens]),
+        "with its log-probabilities": k is None or [r.token_id for r in answer.logprobs] == tokens,
+        "with as many as asked for": k is None or all(len(r.top_ids) == k for r in answer.logprobs),
+        "its prompt's log-probabilities": not whole
+        or len(answer.prompt_logprobs)
+        == (prompt_length - 1 if index == 0 and params.prompt_logprobs is not None else 0),
+    }
+    if job.grammar:
+        grammar = TableGrammar(*job.grammar)
+        rules["what the grammar says"] = (
+            all(map(grammar.accept, tokens if whole else tokens[:0])) or tokens[-1] in ending
+        )
+    return rules
+
+
+def _holds(tokens: list[int], word: tuple[int, ...]) -> bool:
+    return any(tuple(tokens[i : i + len(word)]) == word for i in range(len(tokens) - len(word) + 1))
+
+
 # --- features ----------------------------------------------------------------------------------------------------
 
 
@@ -237,9 +280,12 @@ FEATURES: Mapping[str, Callable[[Draw], dict[str, Any]]] = {
     "logprobs": lambda d: {"logprobs": d.integer(0, 8), "logprobs_mode": d.pick(None, "raw", "processed")},
     "prompt_logprobs": lambda d: {"prompt_logprobs": d.integer(0, 8)},
     "logprob_token_ids": lambda d: {"logprobs": 1, "logprob_token_ids": d.ids(d.integer(1, 20))},
+    "scoring": lambda d: {"prompt_logprobs": d.integer(0, 3), "max_tokens": 0},
     "n": lambda d: {"n": d.integer(2, 4)},
+    "best_of": lambda d: {"best_of": 4},
     "seed": lambda d: {"seed": d.integer(-(2**63), 2**63 - 1), "temperature": d.real(0.5, 1.5)},
     "stop_ids": lambda d: {"stop_token_ids": d.ids(d.integer(1, 40))},
+    "truncation": lambda d: {"truncate_prompt_tokens": d.integer(1, 40)},
     "processors": lambda d: {"logits_processors": {"shift": {"by": d.real(-5, 5)}}},
     "priority": lambda d: {"priority": d.integer(-3, 3)},
     "beam_search": lambda d: {
@@ -252,7 +298,7 @@ FEATURES: Mapping[str, Callable[[Draw], dict[str, Any]]] = {
 }
 
 _JOB_FIELDS = {field.name for field in dataclasses.fields(Job)}
-NOT_WITH_BEAMS = ("grammar", "logprob_token_ids")  # refused
+NOT_WITH_BEAMS = ("grammar", "logprob_token_ids", "scoring")  # refused
 
 
 def compatible(features: tuple[str, ...]) -> bool:
@@ -266,6 +312,7 @@ def make_job(name: str, draw: Draw, features: tuple[str, ...], *, prompt: tuple[
         "temperature": draw.pick(0.0, 0.0, 0.7, 1.3),
         "seed": draw.integer(0, 99),
         "max_tokens": draw.pick(draw.integer(1, 16), draw.integer(1, 16), 36),
+        "ignore_eos": draw.chance(0.2),
     }
     if not beams and options["temperature"]:
         options |= {"top_k": draw.pick(0, 20), "top_p": draw.pick(1.0, 0.9), "min_p": draw.pick(0.0, 0.05)}
