@@ -35,8 +35,9 @@ from jaxpaged.core.followers import Followers
 from jaxpaged.core.intake import Intake
 from jaxpaged.core.request import Ending, Request, Status
 from jaxpaged.core.residency import Residency
+from jaxpaged.core.size_limits import check_size, longest_sequence
 from jaxpaged.core.step import RequestUpdate, Step, StepResult
-from jaxpaged.errors import InvalidRequestError, QueueFullError, RequestTooLargeError
+from jaxpaged.errors import InvalidRequestError, QueueFullError
 
 _ABORTED = Ending("abort")
 
@@ -82,9 +83,9 @@ class Scheduler:
         self.prefix_cache_hits = 0
         self._key = key
         self._residency = Residency(block_manager, num_host_blocks, max_num_seqs)
-        self.roster = self._residency.roster
-        self.running, self.waiting = self.roster.running, self.roster.waiting
-        self._requests = self.roster.samples
+        self._roster = self._residency.roster
+        self.running, self.waiting = self._roster.running, self._roster.waiting
+        self._requests = self._roster.samples
         self._deadlines = Deadlines(clock)
         self._followers = Followers()
         self._intake = Intake(self._residency)
@@ -107,7 +108,7 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         """Samples without a slot."""
-        return self.roster.num_live - len(self.running)
+        return self._roster.num_live - len(self.running)
 
     @property
     def num_running(self) -> int:
@@ -122,16 +123,15 @@ class Scheduler:
           RequestTooLargeError: with at least one new token it can never fit the context or the pool.
           QueueFullError: too many wait already. To an empty queue any request is admitted.
         """
-        self._check_size(request)
+        check_size(request, self.block_manager, self.max_model_len)
         if request.request_id in self._requests:
             raise InvalidRequestError(f"request id {request.request_id!r} is in use", param="request_id")
         num_samples, limit = request.params.num_samples, self.max_num_queued_requests
         if limit is not None and self.num_waiting and self.num_waiting + num_samples > limit:
             raise QueueFullError(f"{self.num_waiting} requests wait already, and at most {limit} may: try again later")
-        pool = self.block_manager
-        # The last token is never fed, so the longest sequence is one longer than the pool.
-        longest = min(self.max_model_len, pool.num_blocks * pool.block_size + 1)
-        request.max_total_tokens = min(request.max_total_tokens, longest)
+        request.max_total_tokens = min(
+            request.max_total_tokens, longest_sequence(self.block_manager, self.max_model_len)
+        )
         request.sort_key = (self._key(request) if self._key else 0, next(self._serials), 0)
         if request.params.use_beam_search:
             self._deadlines.add(request)
@@ -139,9 +139,9 @@ class Scheduler:
             return
         samples = [request, *(request.fork(i) for i in range(1, num_samples))]
         for sample in samples:
-            self.roster.enter(sample)
+            self._roster.enter(sample)
             self._deadlines.add(sample)
-        self.roster.queue(request)
+        self._roster.queue(request)
         self._followers.add(request, samples[1:])
 
     def abort(self, request_id: str, index: int | None = None) -> list[RequestUpdate]:
@@ -177,7 +177,7 @@ class Scheduler:
             for late in self._deadlines.expired():
                 self._unreported += self._end(late, Ending("abort", "timeout"))
         for follower in self._followers.release():
-            self.roster.queue(follower)
+            self._roster.queue(follower)
         draft = Draft()
         self._schedule_running(draft)
         if self._residency.stale:
@@ -187,7 +187,7 @@ class Scheduler:
         if not draft.has_rows:
             return None
         self._residency.host_pool.flush(draft.step)
-        return draft.complete(logprobs=bool(self.roster.num_wanting_logprobs), masks=bool(self.roster.num_grammars))
+        return draft.complete(logprobs=bool(self._roster.num_wanting_logprobs), masks=bool(self._roster.num_grammars))
 
     def update(self, step: Step, result: StepResult) -> list[RequestUpdate]:
         """Appends a step's new tokens to its requests and ends those that are done.
@@ -260,10 +260,10 @@ class Scheduler:
             request = self.waiting[0]
             if request.num_inflight_tokens:
                 break  # preempted: the device has to be told its tokens, so they must be known
-            shared = self._residency.find_shared(request) if self.roster.has_slot else []
+            shared = self._residency.find_shared(request) if self._roster.has_slot else []
             needed = pool.blocks_for(request.num_tokens + 1) - len(shared)
             fits = not self.running or needed + owed + len(self.running) <= pool.num_available_after(shared)
-            if not (fits and self.roster.has_slot):
+            if not (fits and self._roster.has_slot):
                 if self._displace_idle_beam(draft):
                     continue
                 break
@@ -278,7 +278,7 @@ class Scheduler:
 
     def _displace_idle_beam(self, draft: Draft) -> bool:
         """Takes the place of a beam that can do nothing until another one has run. Returns whether there was one."""
-        if self.roster.num_beams and not draft.step.copies:  # its blocks may be copied from in this step
+        if self._roster.num_beams and not draft.step.copies:  # its blocks may be copied from in this step
             for request in reversed(self.running):
                 if request.group is not None and request.group.can_yield(request):
                     self._residency.preempt(request)
@@ -336,20 +336,3 @@ class Scheduler:
     def _end(self, request: Request, ending: Ending) -> list[RequestUpdate]:
         """Ends a live sample, or the whole beam search that it is part of."""
         return [self._residency.end(request, ending)] if request.group is None else request.group.end(ending)
-
-    def _check_size(self, request: Request) -> None:
-        length, pool = request.num_prompt_tokens, self.block_manager
-        if length < 1:
-            raise InvalidRequestError("the prompt is empty", param="prompt")
-        if length > self.max_model_len - 1:
-            raise RequestTooLargeError(
-                f"the prompt has {length} tokens; the context of {self.max_model_len} leaves room for "
-                f"{self.max_model_len - 1} and one new token",
-                param="prompt",
-            )
-        if pool.blocks_for(length + 1) > pool.num_blocks:
-            raise RequestTooLargeError(
-                f"the prompt of {length} tokens and one new token need {pool.blocks_for(length + 1)} blocks of "
-                f"{pool.block_size} tokens; the KV cache has {pool.num_blocks}",
-                param="prompt",
-            )

@@ -2,7 +2,8 @@
 
 import pytest
 
-from jaxpaged.core.step import StepResult
+from jaxpaged.core.draft import Draft
+from jaxpaged.core.step import Step, StepResult
 from tests.core.driver import Driver
 from tests.core.test_scheduler import prompt_of, step_until
 
@@ -81,6 +82,23 @@ def test_beams_in_a_tiny_pool(num_blocks, max_num_seqs, num_host_blocks, enable_
     driver.add("b", prompt_of(7, 1), max_tokens=10)
     add(driver, "c", length=3, eos=[0, 1, 2])
     driver.add("d", prompt_of(7, 2), max_tokens=10)
+    driver.run()
+    driver.check_solo()
+
+
+def test_an_idle_beam_gives_up_its_place_unless_it_is_copied_from():
+    driver = make(max_num_seqs=2)
+    add(driver)
+    scheduler = driver.scheduler
+
+    def idle():
+        return [r for r in scheduler.running if r.group.can_yield(r)]
+
+    step_until(driver, idle)
+    beam = idle()[-1]
+    assert not scheduler._displace_idle_beam(Draft(Step(copies=[(1, 2)]))) and beam in scheduler.running
+    assert scheduler._displace_idle_beam(Draft()) and beam not in scheduler.running + scheduler.waiting
+    scheduler.check_invariants()
     driver.run()
     driver.check_solo()
 

@@ -205,6 +205,7 @@ def test_several_tokens_of_a_row_are_cut_at_the_end():
 
 
 def test_a_live_id_is_refused_and_a_finished_one_can_come_again():
+    """B50"""
     driver = Driver(num_blocks=10, block_size=4)
     driver.add("a", [1, 2, 3], max_tokens=9)
     with pytest.raises(InvalidRequestError, match="'a' is in use"):
@@ -256,6 +257,7 @@ def test_abort_of_a_finished_or_unknown_request_is_nothing():
 
 
 def test_random_aborts_lose_no_block():
+    """B51"""
     rng = random.Random(1)
     driver = Driver(num_blocks=24, block_size=4, max_num_seqs=4, max_num_batched_tokens=12)
     for i in range(120):
@@ -330,6 +332,32 @@ def test_preemption_twice_and_in_mid_prompt_changes_no_output(overlap):
     driver.run()
     driver.check_solo()
     assert request.num_preemptions >= 2
+
+
+@pytest.mark.parametrize("num_host_blocks", [0, 40])
+def test_output_stays_output_though_it_is_prefilled_again(num_host_blocks):
+    """B34: `min_tokens` counts from the prompt's end; the device is told where that is, and what was preempted."""
+    driver = Driver(num_blocks=40, block_size=4, scheduler_options={"num_host_blocks": num_host_blocks})
+    driver.add("first", prompt_of(3, 1), max_tokens=40)
+    request = driver.add("a", prompt_of(9), max_tokens=30, min_tokens=20, stop_token_ids=list(range(1000))[:64])
+    driver.device.sample = lambda prefix: [5]
+    step_until(driver, lambda: request.num_output_tokens == 10)
+    driver.scheduler._residency.preempt(request)
+    step_until(driver, lambda: driver.last_step and driver.last_step.admissions)
+    (admission,) = driver.last_step.admissions
+    assert admission.request.num_prompt_tokens == 9 and len(admission.request.output_token_ids) >= 10
+    driver.run()
+    assert driver.streamed["a"] == [5] * 20 and driver.finished["a"].stop_reason == 5
+
+
+def test_salts_do_not_mix():
+    """B63"""
+    driver = Driver(num_blocks=60, block_size=4, max_num_batched_tokens=64)
+    for i, salt in enumerate([None, "A", "B", "A", None]):
+        driver.add(f"r{i}", prompt_of(40), max_tokens=3, cache_salt=salt, n=2)
+        driver.run()
+    driver.check_solo()
+    assert [driver.finished[f"r{i}"].num_cached_tokens for i in range(5)] == [0, 0, 0, 36, 36]
 
 
 def test_the_latest_is_preempted_and_comes_back_first():
@@ -421,6 +449,7 @@ def test_new_weights_are_used_at_once():
 
 
 def test_prompts_never_starve_decodes():
+    """B61"""
     driver = Driver(num_blocks=400, block_size=4, max_num_seqs=8, max_num_batched_tokens=16, max_model_len=200)
     decodes = [driver.add(f"d{i}", prompt_of(3, i), max_tokens=60) for i in range(4)]
     step_until(driver, lambda: all(r.num_inflight_tokens or r.num_output_tokens for r in decodes))
