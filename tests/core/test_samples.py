@@ -144,3 +144,14 @@ def test_each_sample_has_its_own_grammar():
     driver.check_solo()
     assert [len(tokens) for tokens in driver.streamed.values()] == [6, 6, 6]
     assert len({request.grammar for request in driver.requests.values()}) == 3
+
+
+@pytest.mark.parametrize("length", [6, 7, 8, 9])
+def test_what_each_sample_generates_can_be_found_again(length):
+    driver = run_samples(length=length)
+    driver.run()
+    for key in ("a", "a#1", "a#2"):
+        turn = driver.add(f"after {key}", [*prompt_of(length), *driver.streamed[key], 5], max_tokens=2)
+        driver.run()
+        assert turn.num_cached_tokens == (length + 8) // 4 * 4, "the last token was never fed"
+    driver.check_solo()
