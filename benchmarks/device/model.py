@@ -274,8 +274,10 @@ class Model:
             options |= launches.dump_options(folder)
         arguments = forward_arguments(runner.params, runner.kv_pages, runner.slots, bucket, self.options.block_size)
         start = time.perf_counter()
-        forward = make_forward(runner.module, runner.step_options, bucket, runner.buckets.num_logits(bucket))
+        num_logits = runner.buckets.num_logits(bucket)
+        forward = make_forward(runner.module, runner.step_options, bucket, num_logits)
         compiled = jax.jit(forward, donate_argnums=FORWARD_DONATED).lower(*arguments).compile(options)
+        runner.sampler(num_logits)
         self.compile_seconds = time.perf_counter() - start
         runner.programs[bucket] = compiled
         analysis = compiled.memory_analysis()

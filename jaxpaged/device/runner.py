@@ -14,8 +14,7 @@ import numpy as np
 
 from jaxpaged.config import EngineConfig
 from jaxpaged.core.request import Request
-from jaxpaged.core.sampling_params import ALL_LOGPROBS
-from jaxpaged.core.step import Admission, Step, StepResult, TokenLogprobs
+from jaxpaged.core.step import Admission, Step, StepResult
 from jaxpaged.device import batch, kv_cache
 from jaxpaged.device.block_store import BlockStore
 from jaxpaged.device.buckets import Bucket, BucketTable
@@ -23,6 +22,7 @@ from jaxpaged.device.compilation import compilations
 from jaxpaged.device.logprobs import Logprobs
 from jaxpaged.device.options import admit_options, empty_options, mask_words, options_size, pack_options
 from jaxpaged.device.prompt_logprobs import PromptLogprobs
+from jaxpaged.device.records import sampled_logprobs
 from jaxpaged.device.sampling import Sampled
 from jaxpaged.device.slots import admission_size, admit, empty_slots, pack_admission
 from jaxpaged.device.step_program import (
@@ -153,7 +153,7 @@ class Runner:
         """Compiles every program and runs each once on padding."""
         buckets = self.buckets.all
         needed: list[Callable[[], Any]] = [lambda bucket=bucket: self._program(bucket) for bucket in reversed(buckets)]
-        needed += [lambda rows=rows: self._sampler(rows) for rows in reversed(self.buckets.sample_rows)]
+        needed += [lambda rows=rows: self.sampler(rows) for rows in reversed(self.buckets.sample_rows)]
         needed += [
             self._admit_program,
             self._admit_options_program,
@@ -216,7 +216,7 @@ class Runner:
         assert sampled is not None, "a step with masked rows was not sampled"
         tokens = iter(np.asarray(sampled.tokens).tolist())
         token_ids = [[next(tokens)] if samples else [] for samples in step.samples]
-        logprobs = _logprob_rows(step, sampled, self.step_options.vocab_size) if step.wants_logprobs else None
+        logprobs = sampled_logprobs(step, sampled, self.step_options.vocab_size) if step.wants_logprobs else None
         return StepResult(token_ids, logprobs, self._prompts.collect(step, launched.prompt_scores))
 
     def _take_in(self, admission: Admission) -> None:
@@ -243,7 +243,7 @@ class Runner:
         logits, rows, _ = forwarded
         num_rows = len(logits)
         given = self._all_allowed(num_rows) if masks is None else masks
-        self.slots, sampled = self._sampler(num_rows)(self.slots, self.options, logits, rows, given)
+        self.slots, sampled = self.sampler(num_rows)(self.slots, self.options, logits, rows, given)
         sampled.tokens.copy_to_host_async()
         if launched.step.wants_logprobs:
             jax.tree.map(lambda x: x.copy_to_host_async(), sampled)
@@ -275,7 +275,8 @@ class Runner:
         lowered = lower_forward(self.module, self.step_options, bucket, num_logits, arguments)
         return compile_step(lowered, compiler_options(jax.default_backend()))
 
-    def _sampler(self, num_rows: int) -> jax.stages.Compiled:
+    def sampler(self, num_rows: int) -> jax.stages.Compiled:
+        """The compiled sampling of so many rows."""
         if num_rows not in self.samplers:
             arguments = sample_arguments(self.slots, self.options, num_rows, self._vocab_rows)
             lowered = jax.jit(make_sample(self.step_options), donate_argnums=SAMPLE_DONATED).lower(*arguments)
@@ -304,7 +305,7 @@ class Runner:
         model = self.module.config
         pool = kv_cache.abstract_pages(model, 2, self.config.block_size, self.config.kv_cache_dtype)
         forward = self._compile_forward(self.buckets.all[-1], pool)
-        sampler = self._sampler(self.buckets.sample_rows[-1])
+        sampler = self.sampler(self.buckets.sample_rows[-1])
         return _bytes(forward) + max(_bytes(sampler), _bytes(self._prompts.score_program()))
 
 
@@ -313,24 +314,3 @@ def _bytes(program: jax.stages.Compiled) -> int:
     analysis = program.memory_analysis()
     assert analysis is not None, "every backend that has memory to measure can analyse it"
     return analysis.temp_size_in_bytes + analysis.output_size_in_bytes - analysis.alias_size_in_bytes
-
-
-def _logprob_rows(step: Step, sampled: Sampled, vocab_size: int) -> list[list[TokenLogprobs]]:
-    """The log-probabilities of the rows that want them, cut to what each asked for."""
-    tokens, logprobs, ranks = (x.tolist() for x in jax.device_get((sampled.tokens, sampled.logprobs, sampled.ranks)))
-    top_ids, top_logprobs, top_ranks = (
-        np.asarray(x) for x in (sampled.top_ids, sampled.top_logprobs, sampled.top_ranks)
-    )
-    rows: list[list[TokenLogprobs]] = []
-    sample_index = 0
-    for request, samples in zip(step.requests, step.samples, strict=True):
-        i, params = sample_index, request.params
-        wanted, given = params.num_logprobs, params.logprob_token_ids
-        sample_index += samples
-        if not samples or wanted is None:
-            rows.append([])
-            continue
-        k = len(given) if given else vocab_size if wanted == ALL_LOGPROBS else wanted
-        top = top_ids[i, :k].tolist(), top_logprobs[i, :k].tolist(), top_ranks[i, :k].tolist() if given else None
-        rows.append([TokenLogprobs(tokens[i], logprobs[i], ranks[i], *top)])
-    return rows
