@@ -267,9 +267,10 @@ def test_the_demo_models_tokenizer() -> None:
         assert not any("\ufffd" in delta for delta in deltas)
     rng = random.Random(3)
     for _ in range(50):
-        ids = [rng.randrange(tokenizer.vocab_size) for _ in range(40)]
-        deltas, _ = stream(tokenizer, ids, chunk=rng.randrange(1, 4))
-        assert "".join(deltas) == tokenizer.hf.decode(ids, skip_special_tokens=True)
+        ids = [rng.choice([rng.randrange(tokenizer.vocab_size), 0, 1, 2]) for _ in range(40)]
+        for skip in (True, False):
+            deltas, _ = stream(tokenizer, ids, chunk=rng.randrange(1, 4), skip_special_tokens=skip)
+            assert "".join(deltas) == tokenizer.hf.decode(ids, skip_special_tokens=skip)
 
 
 def naive(text: str, stops: list[str]) -> tuple[str, str | None]:
