@@ -59,10 +59,6 @@ class BlockStore:
             kv_pages = self._swap_in(kv_pages, swap.block_ids, self._host.pop(swap.key))
         return self._copy(kv_pages, step.copies) if step.copies else kv_pages
 
-    def forget_all(self) -> None:
-        """Drops every copy in host memory."""
-        self._host.clear()
-
     def _copy(self, kv_pages: jax.Array, copies: Sequence[tuple[int, int]]) -> jax.Array:
         for i in range(0, len(copies), COPY_WIDTH):
             some = copies[i : i + COPY_WIDTH]
