@@ -112,8 +112,19 @@ def _first(values: jax.Array, weights: jax.Array, needed: jax.Array) -> jax.Arra
     equal = values == threshold
     weight = jnp.max(jnp.where(equal, weights, 0.0))
     wanted = jnp.maximum(jnp.ceil(missing / jnp.maximum(weight, jnp.finfo(jnp.float32).tiny)), 1.0)
-    first = jax.lax.cond(jnp.sum(equal) <= wanted, lambda: equal, lambda: equal & (jnp.cumsum(equal) <= wanted))
-    return (values > threshold) | first
+    return (values > threshold) | (equal & (jnp.arange(len(values)) <= _nth(equal, wanted)))
+
+
+def _nth(mask: jax.Array, n: jax.Array) -> jax.Array:
+    """Index of the n-th true element; at least the length if there are fewer. Found bit by bit."""
+    index = jnp.arange(len(mask))
+    bits = len(mask).bit_length()
+
+    def refine(i: jax.Array, found: jax.Array) -> jax.Array:
+        candidate = found | (1 << (bits - 1 - i))
+        return jnp.where(jnp.sum(mask & (index < candidate)) < n, candidate, found)
+
+    return jax.lax.fori_loop(0, bits, refine, jnp.int32(0))
 
 
 def _threshold(values: jax.Array, weights: jax.Array, needed: jax.Array) -> tuple[jax.Array, jax.Array]:
