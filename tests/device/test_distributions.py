@@ -11,7 +11,7 @@ from jaxpaged.core.step import Admission
 from jaxpaged.device.options import empty_options, mask_words
 from jaxpaged.device.sampling import sample
 from jaxpaged.device.slots import Slots, admit, empty_slots, pack_admission
-from tests.device.sampling_cases import HEAD, MAX_LEN, PAGES, VOCAB, adjusted, distribution, make_request
+from tests.device.sampling_cases import HEAD, MAX_LEN, PAGES, VOCAB, adjusted, distribution, make_request, sample_rows
 
 DRAWS = 4000
 
@@ -82,6 +82,13 @@ def test_seeds_follow_the_distribution():
     params, logits = SamplingParams(temperature=0.8, top_p=0.9), some_logits()
     exact = distribution(adjusted(logits, make_request(params)), params)
     assert p_value(draws(logits, params, by_seed=True), exact) > 1e-4
+
+
+def test_the_number_of_rows_does_not_matter():
+    params, logits = SamplingParams(temperature=1.2, top_p=0.9, presence_penalty=0.5), some_logits()
+    tokens = draws(logits, params, output=OUTPUT)
+    few = [make_request(params, output=OUTPUT, seed=11, index=i) for i in (0, 17, DRAWS - 1)]
+    assert sample_rows(logits, *few).tokens[:3].tolist() == tokens[[0, 17, DRAWS - 1]].tolist()
 
 
 def test_the_test_can_fail():
