@@ -124,7 +124,7 @@ class BeamSearch:
 
         Args:
           candidates: for each live beam, in order, its next token's distribution: of `top_ids` and `top_logprobs` the
-            first `num_candidates` or more. The rest of the record is not looked at.
+            first `num_candidates` or more; with fewer, fewer beams may live on. No more of the record is looked at.
 
         Returns:
           The live beams from now on; none if the search is finished.
