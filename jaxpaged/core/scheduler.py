@@ -56,6 +56,7 @@ class Scheduler:
       clock: gives seconds, for timeouts.
 
     Attributes:
+      roster: who is live, runs and waits.
       running: requests with a slot, in order.
       waiting: requests that wait for one, in order.
       prefix_cache_queries, prefix_cache_hits: prompt tokens looked up and found, ever; each request counts once.
@@ -83,9 +84,9 @@ class Scheduler:
         self.prefix_cache_hits = 0
         self._key = key
         self._residency = Residency(block_manager, num_host_blocks, max_num_seqs)
-        self._roster = self._residency.roster
-        self.running, self.waiting = self._roster.running, self._roster.waiting
-        self._requests = self._roster.samples
+        self.roster = self._residency.roster
+        self.running, self.waiting = self.roster.running, self.roster.waiting
+        self._requests = self.roster.samples
         self._deadlines = Deadlines(clock)
         self._followers = Followers()
         self._intake = Intake(self._residency)
@@ -108,7 +109,7 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         """Samples without a slot."""
-        return self._roster.num_live - len(self.running)
+        return self.roster.num_live - len(self.running)
 
     @property
     def num_running(self) -> int:
@@ -139,9 +140,9 @@ class Scheduler:
             return
         samples = [request, *(request.fork(i) for i in range(1, num_samples))]
         for sample in samples:
-            self._roster.enter(sample)
+            self.roster.enter(sample)
             self._deadlines.add(sample)
-        self._roster.queue(request)
+        self.roster.queue(request)
         self._followers.add(request, samples[1:])
 
     def abort(self, request_id: str, index: int | None = None) -> list[RequestUpdate]:
@@ -177,7 +178,7 @@ class Scheduler:
             for late in self._deadlines.expired():
                 self._unreported += self._end(late, Ending("abort", "timeout"))
         for follower in self._followers.release():
-            self._roster.queue(follower)
+            self.roster.queue(follower)
         draft = Draft()
         self._schedule_running(draft)
         if self._residency.stale:
@@ -187,7 +188,7 @@ class Scheduler:
         if not draft.has_rows:
             return None
         self._residency.host_pool.flush(draft.step)
-        return draft.complete(logprobs=bool(self._roster.num_wanting_logprobs), masks=bool(self._roster.num_grammars))
+        return draft.complete(logprobs=bool(self.roster.num_wanting_logprobs), masks=bool(self.roster.num_grammars))
 
     def update(self, step: Step, result: StepResult) -> list[RequestUpdate]:
         """Appends a step's new tokens to its requests and ends those that are done.
@@ -260,10 +261,10 @@ class Scheduler:
             request = self.waiting[0]
             if request.num_inflight_tokens:
                 break  # preempted: the device has to be told its tokens, so they must be known
-            shared = self._residency.find_shared(request) if self._roster.has_slot else []
+            shared = self._residency.find_shared(request) if self.roster.has_slot else []
             needed = pool.blocks_for(request.num_tokens + 1) - len(shared)
             fits = not self.running or needed + owed + len(self.running) <= pool.num_available_after(shared)
-            if not (fits and self._roster.has_slot):
+            if not (fits and self.roster.has_slot):
                 if self._displace_idle_beam(draft):
                     continue
                 break
@@ -278,7 +279,7 @@ class Scheduler:
 
     def _displace_idle_beam(self, draft: Draft) -> bool:
         """Takes the place of a beam that can do nothing until another one has run. Returns whether there was one."""
-        if self._roster.num_beams and not draft.step.copies:  # its blocks may be copied from in this step
+        if self.roster.num_beams and not draft.step.copies:  # its blocks may be copied from in this step
             for request in reversed(self.running):
                 if request.group is not None and request.group.can_yield(request):
                     self._residency.preempt(request)
