@@ -49,7 +49,7 @@ async def collect(llm: AsyncLLM, token_ids: list[int], wanted: SamplingParams, t
     return tokens
 
 
-async def until(condition, seconds: float = 20.0) -> None:
+async def until(condition, seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "not within the time"
@@ -103,7 +103,11 @@ def is_swapped(engine) -> bool:
 
 
 @pytest.mark.parametrize("moment", [is_waiting, is_in_its_second_chunk, decodes, is_preempted, is_swapped])
-@pytest.mark.parametrize("options", [{}, {"n": 3, "temperature": 1, "seed": 1}], ids=["n=1", "n=3"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"n": 3, "temperature": 1, "seed": 1}, {"n": 2, "beam_width": 3, "use_beam_search": True}],
+    ids=["n=1", "n=3", "beams"],
+)
 @pytest.mark.parametrize("kind", ["delta", "final"])
 def test_all_leave_at_one_moment(engine, moment, options, kind) -> None:
     """(i) to (iv), (vi), (vii): waiting, in chunk 2 of the prompt, decoding, preempted, swapped; streamed or not."""
