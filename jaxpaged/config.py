@@ -42,7 +42,7 @@ class EngineConfig:
       seed: of the engine: weights with load_format="dummy", and requests that bring no seed.
       max_logprobs: largest `logprobs` a request may ask for; -1: the whole vocabulary, which then may be asked for as
         -1, and which makes every request's log-probabilities dearer.
-      logprobs_mode: "raw" or "processed", for requests that do not say.
+      logprobs_mode: "raw_logprobs" or "processed_logprobs", for requests that do not say.
       logits_processors: `LogitsProcessor`s that requests may name.
       scheduling_policy: who goes first: "fcfs", "priority" (a request's `priority`, smaller first), or "spf" (shortest
         prompt first).
@@ -74,7 +74,7 @@ class EngineConfig:
     overlap: bool = True
     seed: int = 0
     max_logprobs: int = 20
-    logprobs_mode: str = "raw"
+    logprobs_mode: str = "raw_logprobs"
     logits_processors: tuple[Any, ...] = ()
     scheduling_policy: str = "fcfs"
     scheduling_key: Callable[[Any], float] | None = None
@@ -89,7 +89,7 @@ class EngineConfig:
         _one_of("dtype", self.dtype, ("auto", *DTYPES))
         _one_of("kv_cache_dtype", self.kv_cache_dtype, ("auto", *DTYPES))
         _one_of("load_format", self.load_format, ("auto", "dummy"))
-        _one_of("logprobs_mode", self.logprobs_mode, ("raw", "processed"))
+        _one_of("logprobs_mode", self.logprobs_mode, ("raw_logprobs", "processed_logprobs"))
         _one_of("scheduling_policy", self.scheduling_policy, POLICIES)
         _one_of("attention_implementation", self.attention_implementation, (None, *IMPLEMENTATIONS))
         for name, low in (

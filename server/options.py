@@ -18,7 +18,7 @@ _CHOICES = {
     "kv_cache_dtype": ("auto", *DTYPES),
     "load_format": ("auto", "dummy"),
     "attention_implementation": IMPLEMENTATIONS,
-    "logprobs_mode": ("raw", "processed"),
+    "logprobs_mode": ("raw_logprobs", "processed_logprobs"),
     "scheduling_policy": POLICIES,
 }
 _NO_FLAG = ("model", "scheduling_key")  # an argument; a function

@@ -95,7 +95,7 @@ class BeamGroup:
             early_stopping=False,
             temperature=0.0,
             logprobs=self._search.num_candidates,
-            logprobs_mode="processed",
+            logprobs_mode="processed_logprobs",
         )
         return first
 

@@ -27,7 +27,7 @@ _INT64 = 2**63 - 1
 
 # cumulative: each output holds everything so far. delta: what is new since the last one. final: one, at the end.
 OutputKind = Literal["cumulative", "delta", "final"]
-LogprobsMode = Literal["raw", "processed"]
+LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
 
 
 class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,7 +88,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
       logprobs: None: none. k >= 0: the sampled token's log-probability, and the k most likely ones. -1: all.
       prompt_logprobs: the same of the prompt's tokens, always of the raw logits.
       logprob_token_ids: log-probabilities of these tokens, instead of the most likely ones.
-      logprobs_mode: "raw": of the model's logits; "processed": of what was sampled from. None: as the engine says.
+      logprobs_mode: "raw_logprobs": of the model's logits; "processed_logprobs": of what was sampled from. None: as the engine says.
       structured_outputs: a grammar for the text.
       logits_processors: name of a registered processor -> its arguments by name.
       use_beam_search: search for the likeliest sequences instead of sampling; `n` are returned.
@@ -346,7 +346,7 @@ _FIELDS: dict[str, Check] = {
     "logprobs": _integer(ALL_LOGPROBS, _INT32),
     "prompt_logprobs": _integer(ALL_LOGPROBS, _INT32),
     "logprob_token_ids": _list(MAX_LOGPROB_TOKEN_IDS, _TOKEN_ID, least=1),
-    "logprobs_mode": _one_of("raw", "processed"),
+    "logprobs_mode": _one_of("raw_logprobs", "processed_logprobs"),
     "structured_outputs": _instance(StructuredOutputs),
     "logits_processors": _processors,
     "use_beam_search": _bool,

@@ -43,7 +43,7 @@ class Feature(enum.IntFlag):
     LOGPROB_IDS = enum.auto()  # of given tokens
 
 
-def features(request: Request, logprobs_mode: str = "raw") -> Feature:
+def features(request: Request, logprobs_mode: str = "raw_logprobs") -> Feature:
     """What a request uses. A beam search takes the best tokens' log-probabilities and draws nothing.
 
     Args:
@@ -52,7 +52,7 @@ def features(request: Request, logprobs_mode: str = "raw") -> Feature:
     params = request.params
     beams = params.use_beam_search
     wants_logprobs = params.num_logprobs is not None
-    processed = beams or (params.logprobs_mode or logprobs_mode) == "processed"
+    processed = beams or (params.logprobs_mode or logprobs_mode) == "processed_logprobs"
     used = {
         Feature.ALLOWED_IDS: params.allowed_token_ids is not None,
         Feature.GRAMMAR: request.grammar is not None,
@@ -112,7 +112,9 @@ def admission_size(slots: Slots) -> int:
     return 1 + sum(array.shape[1] for array in slots)
 
 
-def pack_admission(admission: Admission, max_model_len: int, max_pages: int, logprobs_mode: str = "raw") -> np.ndarray:
+def pack_admission(
+    admission: Admission, max_model_len: int, max_pages: int, logprobs_mode: str = "raw_logprobs"
+) -> np.ndarray:
     """All of an admission but its `Options` in one int32 buffer (floats by their bits): one transfer.
 
     Layout: slot | history | block table | ints | stop ids | floats.

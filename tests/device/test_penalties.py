@@ -74,7 +74,7 @@ def test_banned_tokens_stay_banned():
 def test_a_preempted_request_counts_as_before():
     """B34: its output is uploaded again with the prompt, and is output still; so it is for min_tokens."""
     params = SamplingParams(
-        temperature=0, presence_penalty=2, min_tokens=20, max_tokens=50, logprobs=1, logprobs_mode="processed"
+        temperature=0, presence_penalty=2, min_tokens=20, max_tokens=50, logprobs=1, logprobs_mode="processed_logprobs"
     )
     output = [9, 1, 30, 9, 30, 30, 5, 6, 150, 9]
     logits = random_logits(3)

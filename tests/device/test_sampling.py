@@ -109,7 +109,7 @@ def test_seed_sample_and_position_alone_decide():
     alone = int(sample_rows(logits, request).tokens[0])
     others = [
         make_request(SamplingParams(temperature=1.3, top_p=0.5, min_p=0.1, top_k=9), seed=1),
-        make_request(greedy(presence_penalty=1, logprobs=5, logprobs_mode="processed"), output=[3, 4]),
+        make_request(greedy(presence_penalty=1, logprobs=5, logprobs_mode="processed_logprobs"), output=[3, 4]),
         make_request(greedy(allowed_token_ids=[3], min_tokens=3, logits_processors={"nan": {}})),
     ]
     for place in range(ROWS):
@@ -247,7 +247,7 @@ def random_request(generator: np.random.Generator):
 
     params = greedy(
         logprobs=COLUMNS,
-        logprobs_mode="processed",
+        logprobs_mode="processed_logprobs",
         allowed_token_ids=maybe([9, *some(150)]),
         min_tokens=int(generator.integers(0, 9)),
         stop_token_ids=some(5),
@@ -308,7 +308,7 @@ def test_side_by_side_as_one_after_the_other(monkeypatch):
         [random_request(generator) for _ in range(ROWS)],
         [
             make_request(SamplingParams(**draws), seed=3),
-            make_request(SamplingParams(**draws, top_k=9, logprobs_mode="processed"), seed=4),
+            make_request(SamplingParams(**draws, top_k=9, logprobs_mode="processed_logprobs"), seed=4),
             make_request(greedy(logprobs=1, logprob_token_ids=[5, 3], logits_processors={"avoid_last": {}})),
             make_request(),
         ],

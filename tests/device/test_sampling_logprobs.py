@@ -52,7 +52,7 @@ def test_who_wants_none_gets_zeros():
     ids=str,
 )
 def test_processed_ones_are_of_what_is_sampled_from(options):
-    params, logits = SamplingParams(logprobs=5, logprobs_mode="processed", **options), some_logits(2, 1.5)
+    params, logits = SamplingParams(logprobs=5, logprobs_mode="processed_logprobs", **options), some_logits(2, 1.5)
     request = make_request(params, output=[3, 4, 3])
     result, before = sample_rows(logits, request), adjusted(logits, request)
     ids = kept(before, params)[:COLUMNS]
@@ -83,7 +83,7 @@ def test_those_of_given_tokens_come_in_their_order_with_ranks():
 
 def test_those_of_given_tokens_can_be_processed():
     params = SamplingParams(
-        top_k=3, logprobs=1, logprob_token_ids=list(range(128)), logprobs_mode="processed", logit_bias={7: 9.0}
+        top_k=3, logprobs=1, logprob_token_ids=list(range(128)), logprobs_mode="processed_logprobs", logit_bias={7: 9.0}
     )
     request, logits = make_request(params), some_logits(3)
     result, ids = sample_rows(logits, request), kept(adjusted(logits, request), params)

@@ -95,8 +95,8 @@ class _Grammar:
         ({"temperature": 0, "allowed_token_ids": [3]}, Feature.ALLOWED_IDS),
         ({"temperature": 0, "logits_processors": {"a": {}}}, Feature.PROCESSORS),
         ({"temperature": 0, "logprobs": 0}, Feature.LOGPROBS),
-        ({"temperature": 0, "logprobs_mode": "processed"}, Feature(0)),
-        ({"temperature": 0, "logprobs": 1, "logprobs_mode": "raw"}, Feature.LOGPROBS),
+        ({"temperature": 0, "logprobs_mode": "processed_logprobs"}, Feature(0)),
+        ({"temperature": 0, "logprobs": 1, "logprobs_mode": "raw_logprobs"}, Feature.LOGPROBS),
         ({"temperature": 0, "logprobs": 1, "logprob_token_ids": [1]}, Feature.LOGPROBS | Feature.LOGPROB_IDS),
         ({"best_of": 2}, Feature.RANDOM | Feature.LOGPROBS),
         ({"use_beam_search": True}, Feature.LOGPROBS | Feature.PROCESSED_LOGPROBS),
@@ -115,9 +115,9 @@ def test_features_of_what_texts_became():
 
 def test_the_engine_says_which_logprobs_where_the_request_does_not():
     asked = make_request(SamplingParams(temperature=0, logprobs=1))
-    assert features(asked, "processed") == Feature.LOGPROBS | Feature.PROCESSED_LOGPROBS
-    raw = make_request(SamplingParams(temperature=0, logprobs=1, logprobs_mode="raw"))
-    assert features(raw, "processed") == Feature.LOGPROBS
+    assert features(asked, "processed_logprobs") == Feature.LOGPROBS | Feature.PROCESSED_LOGPROBS
+    raw = make_request(SamplingParams(temperature=0, logprobs=1, logprobs_mode="raw_logprobs"))
+    assert features(raw, "processed_logprobs") == Feature.LOGPROBS
 
 
 def test_admission_copies_no_slots():

@@ -35,7 +35,9 @@ def search(make_engine, found):
     def search(eos: tuple[int, ...] = ()) -> list[Hypothesis]:
         if eos not in found:
             search = BeamSearch(PARAMS, max_tokens=PARAMS.max_tokens, eos_token_ids=eos)
-            one = SamplingParams(temperature=0, max_tokens=1, logprobs=search.num_candidates, logprobs_mode="processed")
+            one = SamplingParams(
+                temperature=0, max_tokens=1, logprobs=search.num_candidates, logprobs_mode="processed_logprobs"
+            )
             beams = [PROMPT]
             while not search.finished:
                 answers = run(make_engine(caching=False, overlap=False), beams, one)

@@ -277,7 +277,10 @@ FEATURES: Mapping[str, Callable[[Draw], dict[str, Any]]] = {
     "bad_words": lambda d: {"bad_word_ids": tuple(d.tokens(d.pick(1, 1, 1, 2)) for _ in range(d.integer(1, 90)))},
     "allowed_ids": lambda d: {"allowed_token_ids": d.ids(d.integer(40, 200))},
     "grammar": lambda d: {"grammar": (d.integer(0, 999), d.integer(1, 14))},
-    "logprobs": lambda d: {"logprobs": d.integer(0, 8), "logprobs_mode": d.pick(None, "raw", "processed")},
+    "logprobs": lambda d: {
+        "logprobs": d.integer(0, 8),
+        "logprobs_mode": d.pick(None, "raw_logprobs", "processed_logprobs"),
+    },
     "prompt_logprobs": lambda d: {"prompt_logprobs": d.integer(0, 8)},
     "logprob_token_ids": lambda d: {"logprobs": 1, "logprob_token_ids": d.ids(d.integer(1, 20))},
     "scoring": lambda d: {"prompt_logprobs": d.integer(0, 3), "max_tokens": 0},

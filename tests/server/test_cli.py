@@ -155,13 +155,13 @@ def test_flags_become_the_config() -> None:
     arguments = build_parser().parse_args(
         ["serve", "m", "--max-model-len", "64", "--no-enable-prefix-caching", "--dtype", "float32", "--seed", "3",
          "--gpu-memory-utilization", "0.5", "--attention-implementation", "xla", "--strict", "--swap-space", "1.5",
-         "--scheduling-policy", "priority", "--ageing", "2", "--max-logprobs", "-1", "--logprobs-mode", "processed",
+         "--scheduling-policy", "priority", "--ageing", "2", "--max-logprobs", "-1", "--logprobs-mode", "processed_logprobs",
          "--max-num-queued-requests", "7"]
     )  # fmt: skip
     assert engine_config_of(arguments, max_num_seqs=4, seed=9) == EngineConfig(
         model="m", max_model_len=64, enable_prefix_caching=False, dtype="float32", seed=3, gpu_memory_utilization=0.5,
         attention_implementation="xla", strict=True, max_num_seqs=4, swap_space=1.5, scheduling_policy="priority",
-        ageing=2.0, max_logprobs=-1, logprobs_mode="processed", max_num_queued_requests=7,
+        ageing=2.0, max_logprobs=-1, logprobs_mode="processed_logprobs", max_num_queued_requests=7,
     )  # fmt: skip
     assert arguments.host == "127.0.0.1"
 

@@ -176,7 +176,7 @@ def test_json_of_a_schema_by_the_openai_client(real) -> None:
 
 def test_logprobs_of_what_a_grammar_forbids_are_json(real) -> None:
     """B41 (b)."""
-    body = {"guided_regex": "[xy]{2}", "max_tokens": 2, "logprobs_mode": "processed"}
+    body = {"guided_regex": "[xy]{2}", "max_tokens": 2, "logprobs_mode": "processed_logprobs"}
     (choice,) = ask(real, messages=HELLO, **body, logprobs=True, top_logprobs=5)["choices"]
     for entry in choice["logprobs"]["content"][:2]:
         assert sorted(t["logprob"] for t in entry["top_logprobs"])[:3] == [-9999.0] * 3
