@@ -88,7 +88,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
       logprobs: None: none. k >= 0: the sampled token's log-probability, and the k most likely ones. -1: all.
       prompt_logprobs: the same of the prompt's tokens, always of the raw logits.
       logprob_token_ids: log-probabilities of these tokens, instead of the most likely ones.
-      logprobs_mode: "raw_logprobs": of the model's logits; "processed_logprobs": of what was sampled from. None: as the engine says.
+      logprobs_mode: "raw_logprobs": of the model's logits; "processed_logprobs": of what was sampled from. None: as the
+        engine says.
       structured_outputs: a grammar for the text.
       logits_processors: name of a registered processor -> its arguments by name.
       use_beam_search: search for the likeliest sequences instead of sampling; `n` are returned.

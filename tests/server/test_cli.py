@@ -155,8 +155,8 @@ def test_flags_become_the_config() -> None:
     arguments = build_parser().parse_args(
         ["serve", "m", "--max-model-len", "64", "--no-enable-prefix-caching", "--dtype", "float32", "--seed", "3",
          "--gpu-memory-utilization", "0.5", "--attention-implementation", "xla", "--strict", "--swap-space", "1.5",
-         "--scheduling-policy", "priority", "--ageing", "2", "--max-logprobs", "-1", "--logprobs-mode", "processed_logprobs",
-         "--max-num-queued-requests", "7"]
+         "--scheduling-policy", "priority", "--ageing", "2", "--max-logprobs", "-1", "--logprobs-mode",
+         "processed_logprobs", "--max-num-queued-requests", "7"]
     )  # fmt: skip
     assert engine_config_of(arguments, max_num_seqs=4, seed=9) == EngineConfig(
         model="m", max_model_len=64, enable_prefix_caching=False, dtype="float32", seed=3, gpu_memory_utilization=0.5,

@@ -35,8 +35,8 @@ FIELDS: dict[str, Any] = {
     "presence_penalty": -1.5, "frequency_penalty": 2, "repetition_penalty": 1.5, "allowed_token_ids": [1, 2],
     "bad_words": ["a", "b c"], "stop": ["zzz"], "stop_token_ids": [9], "include_stop_str_in_output": True,
     "ignore_eos": True, "min_tokens": 2, "timeout": 2.5, "prompt_logprobs": 3, "logprob_token_ids": [4, 5],
-    "logprobs_mode": "processed_logprobs", "logits_processors": {"name": {"strength": 0.5}}, "skip_special_tokens": False,
-    "spaces_between_special_tokens": False, "truncate_prompt_tokens": -1,
+    "logprobs_mode": "processed_logprobs", "logits_processors": {"name": {"strength": 0.5}},
+    "skip_special_tokens": False, "spaces_between_special_tokens": False, "truncate_prompt_tokens": -1,
 }  # fmt: skip
 
 
