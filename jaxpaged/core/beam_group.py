@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 
 from jaxpaged.core.beam_search import BeamSearch, Child
-from jaxpaged.core.request import NOT_FINITE, Ending, Request, Source, Status
+from jaxpaged.core.request import FAILURES, Ending, Request, Source, Status
 from jaxpaged.core.residency import Residency
-from jaxpaged.core.step import RequestUpdate, TokenLogprobs
+from jaxpaged.core.step import NONE_ALLOWED, NOT_FINITE, RequestUpdate, TokenLogprobs
+
+_NOTHING = TokenLogprobs(NONE_ALLOWED, -math.inf, 1, [], [])  # of a beam that can go nowhere: it has no children
 
 
 class BeamGroup:
@@ -38,10 +42,11 @@ class BeamGroup:
 
     def hear(self, beam: Request, tokens: list[int], logprobs: list[TokenLogprobs] | None) -> list[RequestUpdate]:
         """Takes in what a beam's row gave. Returns the request's last updates if the search ends with it."""
-        if tokens[0] < 0:
-            return self.end(NOT_FINITE)
+        if tokens[0] == NOT_FINITE:
+            return self.end(FAILURES[NOT_FINITE])
         assert logprobs, "a beam's row without log-probabilities"
-        self._heard[beam], self._sampled[beam] = logprobs[0], tokens[0]
+        self._heard[beam] = _NOTHING if tokens[0] == NONE_ALLOWED else logprobs[0]
+        self._sampled[beam] = tokens[0]
         beam.num_inflight_tokens += 1  # sampled, but not decided
         if len(self._heard) < len(self._beams):
             return []

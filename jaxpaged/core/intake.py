@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jaxpaged.core.request import Request, Status
 from jaxpaged.core.residency import Residency
-from jaxpaged.core.step import RequestUpdate, Step, StepResult, TokenLogprobs
+from jaxpaged.core.step import NOT_FINITE, RequestUpdate, Step, StepResult, TokenLogprobs
 
 
 class Intake:
@@ -52,7 +52,7 @@ class Intake:
     def _take(self, request: Request, tokens: list[int], logprobs: list[TokenLogprobs] | None) -> list[RequestUpdate]:
         """Takes in the row of any request, which may end it."""
         if request.group is not None:
-            updates, bad = request.group.hear(request, tokens, logprobs), tokens[0] < 0
+            updates, bad = request.group.hear(request, tokens, logprobs), tokens[0] == NOT_FINITE
         else:
             assert len(tokens) <= 1 or not request.num_inflight_tokens, "a later step was laid out for one token"
             n, ending = request.extend(tokens)
@@ -61,7 +61,7 @@ class Intake:
             if ending is not None:
                 update = self._residency.end(request, ending)
                 update.new_token_ids, update.logprobs = tokens[:n], logprobs and logprobs[:n]
-            updates, bad = [update], n < len(tokens) and tokens[n] < 0
+            updates, bad = [update], n < len(tokens) and tokens[n] == NOT_FINITE
         if bad:
             self._residency.forget()  # its blocks may hold NaN too
         return updates

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from jaxpaged.core.sampling_params import SamplingParams
+from jaxpaged.core.step import NONE_ALLOWED, NOT_FINITE
 
 if TYPE_CHECKING:
     from jaxpaged.core.beam_group import BeamGroup
@@ -60,7 +61,11 @@ class Ending(NamedTuple):
     stop_reason: int | str | None = None
 
 
-NOT_FINITE = Ending("error", "the model's logits are NaN or infinite")
+FAILURES = {
+    NOT_FINITE: Ending("error", "the model's logits are NaN or infinite"),
+    NONE_ALLOWED: Ending("error", "no token is allowed: what the request asks for leaves none"),
+}
+"""How a request ends that got one of these in place of a token."""
 
 
 class Request:
@@ -208,7 +213,7 @@ class Request:
     def extend(self, tokens: Sequence[int]) -> tuple[int, Ending | None]:
         """Appends sampled tokens up to the one that ends the request.
 
-        A negative token (the logits were not finite), one that the grammar refuses, and that of a request for no
+        What is no token (see `FAILURES`), one that the grammar refuses, and that of a request for no
         tokens are not appended, nor is what follows.
 
         Returns:
@@ -216,7 +221,7 @@ class Request:
         """
         for i, token in enumerate(tokens):
             if token < 0:
-                return i, NOT_FINITE
+                return i, FAILURES[token]
             if self.params.max_tokens == 0:
                 return i, Ending("length")
             self.all_token_ids.append(token)

@@ -13,6 +13,11 @@ import msgspec
 if TYPE_CHECKING:
     from jaxpaged.core.request import Request
 
+NOT_FINITE = -1
+"""In place of a token: the model's logits are NaN or infinite, and so may be what its blocks hold."""
+NONE_ALLOWED = -2
+"""In place of a token: the logits are fine, but what the request itself asks for leaves no token."""
+
 
 @dataclass(slots=True)
 class Admission:
@@ -109,8 +114,8 @@ class StepResult:
     """The device's answer to a `Step`, row by row.
 
     Attributes:
-      token_ids: new tokens of each row; empty where the row does not sample. A negative one says that the logits
-        were not finite: the request ends with an error.
+      token_ids: new tokens of each row; empty where the row does not sample. In place of a token may stand
+        `NOT_FINITE` or `NONE_ALLOWED`: its request ends with an error; after the former the prefix cache is forgotten.
       logprobs: as `token_ids`, where the row's request wants them; None if no row does.
       prompt_logprobs: for each of the step's `prompt_ranges`, a record a position.
     """

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxpaged.core.step import NONE_ALLOWED, NOT_FINITE
 from jaxpaged.device.bans import bad_word_ends, ban_ids, keep_masked
 from jaxpaged.device.draw import argmax, draw
 from jaxpaged.device.gumbel import request_key
@@ -40,7 +41,8 @@ class Sampled(NamedTuple):
     """Result for R rows; log-probabilities are zeros where a row wants none.
 
     Attributes:
-      tokens: i32[R]; -1 where the logits are NaN, infinite, or all banned.
+      tokens: i32[R]; NOT_FINITE where the best of the raw logits is NaN or infinite, NONE_ALLOWED where only that of
+        what the row's options have made of them is.
       logprobs: f32[R], of the sampled token.
       ranks: i32[R], 1 + the number of tokens that are more likely.
       top_ids, top_logprobs, top_ranks: i32/f32/i32[R, max_logprobs], most likely first; or of the row's
@@ -87,7 +89,7 @@ def sample(
     def plain() -> Sampled:
         tokens, peak = argmax(jax.vmap(lambda row: mask_padding(row, vocab_size))(logits))
         nothing = jax.tree.map(lambda x: jnp.zeros((len(rows), *x.shape), x.dtype), no_logprobs(max_logprobs))
-        return Sampled(jnp.where(jnp.isfinite(peak), tokens, -1), *nothing)
+        return Sampled(jnp.where(jnp.isfinite(peak), tokens, NOT_FINITE), *nothing)
 
     def full() -> Sampled:
         applies = jnp.where((features & Feature.PROCESSORS != 0)[:, None], options.applies[rows], 0)
@@ -134,10 +136,13 @@ class _Sampler:
           mask: i32[W].
         """
         raw = mask_padding(logits, self.vocab_size)
-        logits = jax.lax.cond(
+        logits, failure = jax.lax.cond(
             branches.features & _ADJUSTS != 0,
-            lambda: self._adjust(raw, slot, position, mask, branches),
-            lambda: raw,
+            lambda: (
+                self._adjust(raw, slot, position, mask, branches),
+                jnp.where(jnp.isfinite(jnp.max(raw)), NONE_ALLOWED, NOT_FINITE),
+            ),
+            lambda: (raw, jnp.asarray(NOT_FINITE)),
         )
         best, peak = argmax(logits)
         token = jax.lax.cond(
@@ -147,7 +152,7 @@ class _Sampler:
             ),
             lambda: best,
         )
-        token = jnp.where(jnp.isfinite(peak), token, -1)
+        token = jnp.where(jnp.isfinite(peak), token, failure)
 
         def logprobs() -> Logprobs:
             source = jax.lax.cond(

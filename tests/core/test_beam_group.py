@@ -1,9 +1,11 @@
 """Beams under a scheduler: what they find is what a search alone finds, whatever happens to their blocks."""
 
+import math
+
 import pytest
 
 from jaxpaged.core.draft import Draft
-from jaxpaged.core.step import Step, StepResult
+from jaxpaged.core.step import NONE_ALLOWED, Step, StepResult, TokenLogprobs
 from tests.core.driver import Driver
 from tests.core.test_scheduler import prompt_of, step_until
 
@@ -149,6 +151,28 @@ def test_nan_ends_the_whole_search():
     updates = scheduler.update(scheduler.schedule(), StepResult([[-1]], [[]]))
     assert [(u.finish_reason, u.new_token_ids) for u in updates] == [("error", [])] * 2
     assert not scheduler.has_work
+    scheduler.check_invariants()
+
+
+def test_a_beam_that_can_go_nowhere_has_no_children():
+    driver = make(overlap=0)
+    add(driver, length=5, max_tokens=3, n=2, beam_width=2)
+    scheduler = driver.scheduler
+
+    def step(*rows):
+        tokens, records = zip(*rows, strict=True)
+        return scheduler.update(scheduler.schedule(), StepResult([[t] for t in tokens], [[r] for r in records]))
+
+    def row(*best):
+        return best[0], TokenLogprobs(best[0], -1.0, 1, list(best), [-1.0 - i for i in range(len(best))])
+
+    nowhere = NONE_ALLOWED, TokenLogprobs(NONE_ALLOWED, math.nan, 1, [4, 5], [math.nan, -math.inf])
+    assert step(row(4, 5)) == []
+    assert step(nowhere, row(6, 7)) == []
+    assert [r.output_token_ids for r in scheduler.running + scheduler.waiting] == [[5, 6], [5, 7]]
+    updates = step(nowhere, nowhere)
+    assert [(u.finish_reason, u.new_token_ids) for u in updates] == [("error", [])] * 2
+    assert not scheduler.has_work and driver.manager.weight_version == 0
     scheduler.check_invariants()
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from jaxpaged.core.request import NOT_FINITE
-from jaxpaged.core.step import PromptRange, StepResult
+from jaxpaged.core.request import FAILURES
+from jaxpaged.core.step import NONE_ALLOWED, NOT_FINITE, PromptRange, StepResult
 from tests.core.driver import Driver
 from tests.core.solo import FakeGrammar
 from tests.core.test_scheduler import prompt_of, scripted, step_until
@@ -77,12 +77,16 @@ def test_a_failed_sample_is_gone_with_its_row_in_flight():
     assert driver.streamed["a"] == []
 
 
-def test_nan_is_an_error_and_its_token_is_dropped():
+@pytest.mark.parametrize("code", [NOT_FINITE, NONE_ALLOWED])
+def test_what_is_no_token_is_an_error_and_dropped(code):
+    """After NaN nobody starts with what is cached."""
     driver = Driver(num_blocks=40, block_size=4, overlap=0)
-    driver.add("a", [1, 2, 3], max_tokens=9)
-    scripted(driver, [5, -1])
+    driver.add("a", [1, 2, 3, 4], max_tokens=9)
+    scripted(driver, [5, code])
     driver.run()
-    assert driver.streamed["a"] == [5] and driver.finished["a"].stop_reason == NOT_FINITE.stop_reason
+    assert driver.streamed["a"] == [5]
+    assert (driver.finished["a"].finish_reason, driver.finished["a"].stop_reason) == FAILURES[code]
+    assert (driver.manager.num_cached_blocks > 0) == (code == NONE_ALLOWED)
 
 
 # Several tokens in a step

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from jaxpaged.core.sampling_params import SamplingParams
+from jaxpaged.core.step import NONE_ALLOWED
 from jaxpaged.device.logits_processor import LogitsProcessor, check_processors
 from jaxpaged.errors import ConfigError
 from tests.device.sampling_cases import HEAD, MAX_LEN, PROCESSORS, ROWS, make_request, random_logits, sample_rows
@@ -91,7 +92,7 @@ def test_nan_ends_its_row_alone():
     requests = [make_request(with_processors(nan={})), make_request(), make_request(SamplingParams(), seed=1)]
     logits = random_logits()
     alone = [int(sample_rows(logits, request).tokens[0]) for request in requests]
-    assert alone[0] == -1 and min(alone[1:]) >= 0
+    assert alone[0] == NONE_ALLOWED and min(alone[1:]) >= 0
     assert sample_rows(logits, *requests).tokens[:3].tolist() == alone
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from jaxpaged.core.sampling_params import SamplingParams
+from jaxpaged.core.step import NONE_ALLOWED, NOT_FINITE
 from jaxpaged.device import sampling
 from jaxpaged.device.draw import argmax
 from tests.device.sampling_cases import (
@@ -168,14 +169,22 @@ def test_vocabulary_padding_is_never_produced():
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize(
-    "params", [greedy(), SamplingParams(), SamplingParams(top_p=0.5, top_k=3, logprobs=2)], ids=str
+    "params",
+    [
+        greedy(),
+        SamplingParams(),
+        SamplingParams(top_p=0.5, top_k=3, logprobs=2),
+        greedy(logit_bias={7: 1.0}),
+        SamplingParams(allowed_token_ids=[3, 4]),
+    ],
+    ids=str,
 )
 def test_nan_is_reported_in_its_row_only(bad, params):
     logits = np.stack([random_logits(i) for i in range(ROWS)])
     requests = [make_request(params, seed=i) for i in range(ROWS)]
     expected = sample_rows(logits, *requests).tokens.tolist()
     logits[1, 3] = bad
-    expected[1] = -1
+    expected[1] = NOT_FINITE
     assert sample_rows(logits, *requests).tokens.tolist() == expected
 
 
@@ -184,7 +193,9 @@ def test_a_row_that_may_produce_nothing_says_so():
     nothing = make_request(greedy(allowed_token_ids=[5]), bad_word_ids=[[5]])
     random = make_request(SamplingParams(allowed_token_ids=[5], top_p=0.5), bad_word_ids=[[5]])
     fine = make_request(greedy(allowed_token_ids=[5]))
-    assert sample_rows(logits, nothing, random, fine).tokens[:3].tolist() == [-1, -1, 5]
+    requests = [nothing, random, fine, make_request(greedy(logits_processors={"nan": {}}))]
+    assert sample_rows(logits, *requests).tokens.tolist() == [NONE_ALLOWED, NONE_ALLOWED, 5, NONE_ALLOWED]
+    assert sample_rows(logits * np.nan, *requests, make_request()).tokens.tolist() == [NOT_FINITE] * ROWS
 
 
 def test_allowed_ids_and_grammar_masks():

@@ -86,6 +86,26 @@ def test_nan_logits_end_only_their_own_request(make_engine, solo):
     assert -1 not in poisoned.output_token_ids
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"allowed_token_ids": [3], "min_tokens": 2},
+        {"allowed_token_ids": [3], "min_tokens": 2, "use_beam_search": True, "beam_width": 2, "temperature": 0},
+    ],
+    ids=["banned", "beams"],
+)
+def test_who_leaves_itself_no_token_fails_alone(asked, make_engine):
+    """Nobody's blocks in the prefix cache are lost."""
+    engine = make_engine(eos=[3])
+    warm = run(engine, [prompt(40)])[0]
+    neighbour, nothing = run(engine, [prompt(50), prompt(9)], [GREEDY, SamplingParams(max_tokens=5, **asked)])
+    assert nothing.finish_reason == "error" and nothing.token_ids == []
+    assert "NaN" not in str(nothing.stop_reason)
+    again, other = run(engine, [prompt(40), prompt(50)])
+    assert (again.num_cached_tokens, other.num_cached_tokens) == (32, 48)
+    assert (again.token_ids, other.token_ids) == (warm.token_ids, neighbour.token_ids)
+
+
 # --- sizes -----------------------------------------------------------------------------------------------------
 
 
