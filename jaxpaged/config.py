@@ -47,8 +47,8 @@ class EngineConfig:
       scheduling_policy: who goes first: "fcfs", "priority" (a request's `priority`, smaller first), or "spf" (shortest
         prompt first).
       scheduling_key: a function of the `Request` that gives a number, smaller first; in place of a policy.
-      ageing: seconds of waiting that make up for one unit of priority, or for 1,000 tokens of prompt, so that nobody
-        waits forever.
+      ageing: seconds of waiting that make up for one unit of priority or of `scheduling_key`, or for 1,000 tokens of
+        prompt, so that nobody waits forever; 0: nothing does.
       swap_space: GiB of host memory for the blocks of preempted requests; 0: they are computed again.
       max_num_queued_requests: refuse more waiting requests than this with QueueFullError; None: no limit.
       strict: raise RecompilationError if anything compiles after warm-up.

@@ -6,6 +6,7 @@ ageing changes is how much an earlier arrival is worth against priority or lengt
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
 from numbers import Real
@@ -27,7 +28,7 @@ def policy_key(config: EngineConfig) -> PolicyKey:
       and with `ageing` a request is overtaken only by those that arrive within a time known at its own arrival.
     """
     if config.scheduling_key is not None:
-        return _checked(config.scheduling_key)
+        return _aged(_checked(config.scheduling_key), config.ageing)
     if config.scheduling_policy == "priority":
         return _aged(lambda request: request.priority, config.ageing)
     if config.scheduling_policy == "spf":
@@ -43,16 +44,18 @@ def _aged(cost: Callable[[Request], float], ageing: float) -> PolicyKey:
     return lambda request: (cost(request) * ageing + request.arrival_time, request.arrival_time)
 
 
-def _checked(key: Callable[[Request], float]) -> PolicyKey:
+def _checked(key: Callable[[Request], float]) -> Callable[[Request], float]:
     """The user's key; a value that cannot be compared with the others is refused, as NaN would break the order."""
     name = getattr(key, "__name__", type(key).__name__)
 
-    def checked(request: Request) -> tuple[float, float]:
+    def checked(request: Request) -> float:
         rank = key(request)
-        if isinstance(rank, bool) or not isinstance(rank, Real) or not abs(rank) < math.inf:  # false for NaN
-            raise ConfigError(
-                f"scheduling_key {name} gave {rank!r:.80} for request {request.request_id!r}, not a finite number"
-            )
-        return rank, request.arrival_time
+        if isinstance(rank, Real) and not isinstance(rank, bool):
+            with contextlib.suppress(OverflowError):  # an integer beyond all floats
+                if math.isfinite(cost := float(rank)):
+                    return cost
+        raise ConfigError(
+            f"scheduling_key {name} gave {rank!r:.80} for request {request.request_id!r}, not a finite number"
+        )
 
     return checked

@@ -1,5 +1,6 @@
 import dataclasses
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -96,11 +97,18 @@ def test_the_users_key_decides():
     config = EngineConfig(scheduling_policy="priority", scheduling_key=lambda r: -r.num_prompt_tokens)
     requests = [request(1.0, length=2, name="a"), request(2.0, length=9, name="b"), request(0.5, length=2, name="c")]
     assert order(config, *requests) == ["b", "c", "a"]
-    for rank in (2, np.float32(2), np.int64(2), 10**400):
-        assert policy_key(EngineConfig(scheduling_key=lambda r, rank=rank: rank))(requests[0]) == (rank, 1.0)
+    for rank in (2, np.float32(2), np.int64(2), Fraction(2)):
+        assert policy_key(EngineConfig(scheduling_key=lambda r, rank=rank: rank))(requests[0]) == (21.0, 1.0)
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, None, "1", True, 1j, (1, 2)])
+@pytest.mark.parametrize(("ageing", "waited", "first"), [(10, 29.9, "new"), (10, 30.1, "old"), (0, 1e6, "new")])
+def test_waiting_makes_up_for_the_users_key(ageing, waited, first):
+    config = EngineConfig(scheduling_key=lambda r: r.priority, ageing=ageing)
+    old, new = request(5.0, priority=3, name="old"), request(5.0 + waited, name="new")
+    assert order(config, old, new)[0] == first
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 10**400, None, "1", True, 1j, (1, 2)])
 def test_a_key_that_is_no_finite_number_is_refused(value):
     def odd_key(request):
         return value
