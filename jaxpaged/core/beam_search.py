@@ -14,9 +14,11 @@ beam ends. Equal log-probabilities are ranked by beam, then by token id.
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple
 
 from jaxpaged.core.sampling_params import ALL_LOGPROBS, SamplingParams
@@ -29,6 +31,10 @@ class Child(NamedTuple):
     parent: int
     token: int
     logprob: float
+
+
+_Ranked = tuple[float, int, int, int]
+"""A continuation: minus its cumulative log-probability, its beam, its token, and the rank that it has there."""
 
 
 class Hypothesis(NamedTuple):
@@ -134,16 +140,17 @@ class BeamSearch:
         self.length += 1
         children: list[Child] = []
         ended: list[_Ended] = []
-        for place, (child, rank) in enumerate(self._ranked(parents, candidates)):
+        for place, (cost, parent, token, rank) in enumerate(self._ranked(parents, candidates)):
             if place >= self.width and len(children) == self.width:
                 break
-            record = self._record(child.token, rank, candidates[child.parent])
-            beam = _Beam(parents[child.parent], child.token, child.logprob, record)
-            if (ending := self._ending(child.token)) is None:
-                children.append(child)
+            if (ending := self._ending(token)) is not None and place >= self.width:
+                continue
+            beam = _Beam(parents[parent], token, -cost, self._record(token, rank, candidates[parent]))
+            if ending is None:
+                children.append(Child(parent, token, -cost))
                 self._live.append(beam)
-            elif place < self.width:
-                ended.append(_Ended(beam, self._score(child.logprob, self.length), *ending))
+            else:
+                ended.append(_Ended(beam, self._score(-cost, self.length), *ending))
         # The sort is stable: of equals the earlier found is kept.
         self._ended = sorted(self._ended + ended, key=lambda e: -e.score)[: self.width]
         if self.finished:
@@ -160,18 +167,26 @@ class BeamSearch:
             found += [_Ended(beam, self._score(beam.logprob, self.length), None) for beam in self._live]
         return [self._hypothesis(ended) for ended in found[: self.params.n]]
 
-    def _ranked(self, parents: Sequence[_Beam], candidates: Sequence[TokenLogprobs]) -> list[tuple[Child, int]]:
-        """All continuations, the likeliest first, each with its rank among its beam's."""
-        ranked = []
+    def _ranked(self, parents: Sequence[_Beam], candidates: Sequence[TokenLogprobs]) -> Iterator[_Ranked]:
+        """All continuations, the likeliest first. Few of them are ever looked at, so the rows are merged on demand."""
+        rows = (self._row(i, beam, row) for i, (beam, row) in enumerate(zip(parents, candidates, strict=True)))
+        return heapq.merge(*rows)
+
+    def _row(self, index: int, parent: _Beam, row: TokenLogprobs) -> Iterator[_Ranked]:
+        """The continuations of one beam, which come best first but for the order of equals."""
         early = self.length <= self.params.min_tokens  # that many come before one that ends
-        for index, (parent, row) in enumerate(zip(parents, candidates, strict=True)):
-            best = zip(row.top_ids[: self._enough], row.top_logprobs[: self._enough], strict=True)
-            for rank, (token, logprob) in enumerate(best, 1):
-                # What may not be produced has no probability; what would end it too early may not.
-                if logprob > -math.inf and not (early and (token in self._eos or token in self._stops)):
-                    ranked.append((Child(index, token, parent.logprob + logprob), rank))
-        ranked.sort(key=lambda entry: (-entry[0].logprob, entry[0].parent, entry[0].token))
-        return ranked
+        equals: list[_Ranked] = []
+        best = zip(row.top_ids, row.top_logprobs, strict=True)
+        for rank, (token, logprob) in enumerate(islice(best, self._enough), 1):
+            # What may not be produced has no probability; what would end it too early may not.
+            if not logprob > -math.inf or (early and (token in self._eos or token in self._stops)):
+                continue
+            cost = -(parent.logprob + logprob)
+            if equals and cost != equals[0][0]:
+                yield from sorted(equals)
+                equals.clear()
+            equals.append((cost, index, token, rank))
+        yield from sorted(equals)
 
     def _ending(self, token: int) -> tuple[str, int | None] | None:
         """Finish and stop reason if a sequence ends with this token."""
