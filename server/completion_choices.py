@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jaxpaged.engine.async_llm import PreparedRequest
 from jaxpaged.engine.output import CompletionOutput, PositionLogprobs, RequestOutput
-from jaxpaged.text.detokenizer import prompt_text
 from server.logprobs import LogprobFormat
 from server.protocol import CompletionRequest
-
-if TYPE_CHECKING:
-    from jaxpaged.text.tokenizer import Tokenizer
 
 
 class CompletionChoices:
@@ -22,23 +18,20 @@ class CompletionChoices:
         prepared: PreparedRequest,
         body: CompletionRequest,
         form: LogprobFormat,
-        tokenizer: Tokenizer,
         *,
         first_index: int,
+        prompt_text: tuple[str, list[int]] | None = None,
     ):
         """
         Args:
+          prompt_text: the prompt's text, and where its tokens are in it, if it is to be echoed.
           first_index: the index of its first choice in the answer, which holds those of all prompts.
         """
         self._body, self._form, self._first_index = body, form, first_index
         self._params, self._token_ids = prepared.request.params, prepared.request.prompt_token_ids
         self._begun: set[int] = set()
-        self._positions: list[PositionLogprobs | None] = []
-        self._text, self._offsets = "", [0] * len(self._token_ids)
-        if body.echo:
-            # What was cut off is not returned: then the text is that of the tokens which are left.
-            given = None if body.truncate_prompt_tokens is not None else prepared.prompt
-            self._text, self._offsets = prompt_text(tokenizer, self._token_ids, given, self._params)
+        self._positions: list[PositionLogprobs | None] = [None] * len(self._token_ids)  # until they are known
+        self._text, self._offsets = prompt_text or ("", [])
 
     def of(self, output: RequestOutput) -> list[dict[str, Any]]:
         """The choices of a final output, or what a delta adds to them."""

@@ -13,6 +13,7 @@ import logging
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
@@ -30,6 +31,7 @@ from jaxpaged.engine.output_stream import OutputStream
 from jaxpaged.errors import EngineDeadError
 from jaxpaged.text.bad_words import bad_word_ids
 from jaxpaged.text.chat import render_chat
+from jaxpaged.text.detokenizer import prompt_text
 from jaxpaged.text.grammar import GrammarCompiler
 
 if TYPE_CHECKING:
@@ -47,11 +49,13 @@ class PreparedRequest:
       request: under an id of its own, whatever id the caller gave.
       external_id: the caller's id, which outputs carry. It need not be unique.
       prompt: the text, if the prompt was given as text.
+      prompt_offsets: where in its text each prompt token starts, if its log-probabilities are wanted.
     """
 
     request: Request
     external_id: str
     prompt: str | None
+    prompt_offsets: list[int] | None = None
 
 
 class AsyncLLM:
@@ -74,7 +78,8 @@ class AsyncLLM:
         self.tokenizer = tokenizer
         self.error: BaseException | None = None
         self._engine, self._on_death = engine, on_death
-        self._processor = OutputProcessor(tokenizer)
+        self._processor = OutputProcessor(tokenizer, in_slices=True)
+        self._behind: dict[asyncio.AbstractEventLoop, deque[str]] = {}  # ids that wait for `_describe`
         self._streams: dict[str, OutputStream] = {}  # by internal id
         self._counter = itertools.count()
         self._closing = False
@@ -152,9 +157,11 @@ class AsyncLLM:
                 self._grammar_pool, lambda: self._grammars.compile(wanted, ignore_eos=params.ignore_eos)
             )
 
-        def make() -> Request:
+        text = prompt if isinstance(prompt, str) else None
+
+        def make() -> PreparedRequest:
             ids = self._encode(prompt, params, add_special_tokens) if isinstance(prompt, str) else prompt
-            return self._engine.make_request(
+            request = self._engine.make_request(
                 internal_id,
                 ids,
                 params,
@@ -164,9 +171,12 @@ class AsyncLLM:
                 grammar=grammar,
                 arrival_time=arrival_time,
             )
+            offsets = None
+            if params.prompt_logprobs is not None:
+                _, offsets = prompt_text(self.tokenizer, request.prompt_token_ids, text, params)
+            return PreparedRequest(request, external_id, text, offsets)
 
-        request = await self._off_loop(self._text_pool, make)
-        return PreparedRequest(request, external_id, prompt if isinstance(prompt, str) else None)
+        return await self._off_loop(self._text_pool, make)
 
     def _encode(self, prompt: str, params: SamplingParams, add_special_tokens: bool) -> list[int]:
         if params.truncate_prompt_tokens is None:
@@ -180,6 +190,17 @@ class AsyncLLM:
             self._text_pool, lambda: render_chat(self.tokenizer, messages, max_tokens=limit, **options)
         )
 
+    async def prompt_text(self, prepared: PreparedRequest, *, as_given: bool = True) -> tuple[str, list[int]]:
+        """`text.detokenizer.prompt_text` off the event loop.
+
+        Args:
+          as_given: of a prompt that was given as text, the whole of it; False: only what its tokens spell.
+        """
+        request, prompt = prepared.request, prepared.prompt if as_given else None
+        return await self._off_loop(
+            self._text_pool, lambda: prompt_text(self.tokenizer, request.prompt_token_ids, prompt, request.params)
+        )
+
     @property
     def _max_model_len(self) -> int:
         assert self.config.max_model_len
@@ -191,7 +212,7 @@ class AsyncLLM:
         request = prepared.request
         merge = request.params.output_kind == "delta"
         stream = OutputStream(prepared.external_id, asyncio.get_running_loop(), merge=merge)
-        self._processor.add(request, prepared.prompt)
+        self._processor.add(request, prepared.prompt, prepared.prompt_offsets)
         self._streams[request.request_id] = stream
         self._inbox.put(lambda: self._add(request))
         try:
@@ -259,7 +280,27 @@ class AsyncLLM:
         return error
 
     def _deliver(self, updates: list[RequestUpdate]) -> None:
-        outputs, to_abort = self._processor.process(updates)
+        self._hand_out(*self._processor.process(updates))
+        behind = [u.request_id for u in updates if u.prompt_logprobs]
+        if behind:
+            loop = asyncio.get_running_loop()
+            if loop not in self._behind:
+                self._behind[loop] = deque()
+                loop.call_soon(self._describe, loop)
+            self._behind[loop] += behind
+
+    def _describe(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Describes a slice of prompt log-probabilities; before the next one others have their turn."""
+        behind = self._behind[loop]
+        self._hand_out(*self._processor.describe(behind[0]))
+        if not self._processor.is_behind(behind[0]):
+            behind.popleft()
+        if behind:
+            loop.call_soon(self._describe, loop)
+        else:
+            del self._behind[loop]
+
+    def _hand_out(self, outputs: list[RequestOutput], to_abort: list[tuple[str, int | None]]) -> None:
         for internal_id, index in to_abort:
             self._abort_in_engine(internal_id, index)
         for output in outputs:

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
+class TokenLogprob(msgspec.Struct, frozen=True, gc=False):
     """One token and how likely it was at its position.
 
     Attributes:
@@ -28,8 +28,7 @@ class TokenLogprob:
     bytes: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class PositionLogprobs(TokenLogprob):
+class PositionLogprobs(TokenLogprob, frozen=True, gc=False):
     """The token at one position of an output or a prompt, and its rivals.
 
     Attributes:
@@ -155,8 +154,8 @@ class RequestOutput:
       finished: whether this is the last output: every continuation has ended.
       num_cached_tokens: prompt tokens found in the prefix cache.
       metrics: its times.
-      prompt_logprobs: a record a prompt token, the first one None; None if not asked for. Of the deltas only the
-        first has it.
+      prompt_logprobs: a record a prompt token, the first one None; None if not asked for, or if the request ended
+        (by an abort, say) before all were known. Of the deltas only the first has it.
     """
 
     request_id: str

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from jaxpaged.core.request import Request
 from jaxpaged.core.sampling_params import SamplingParams
-from jaxpaged.core.step import RequestUpdate, TokenLogprobs
-from jaxpaged.engine.output import CompletionOutput, PositionLogprobs, RequestMetrics, RequestOutput, TokenLogprob
-from jaxpaged.text.detokenizer import Detokenizer, prompt_text
+from jaxpaged.core.step import RequestUpdate
+from jaxpaged.engine.describer import Describer, PromptDescription
+from jaxpaged.engine.output import CompletionOutput, PositionLogprobs, RequestMetrics, RequestOutput
+from jaxpaged.engine.sample_output import SampleOutput
+from jaxpaged.text.detokenizer import Detokenizer
 
 if TYPE_CHECKING:
     from jaxpaged.text.tokenizer import Tokenizer
@@ -23,23 +24,28 @@ logger = logging.getLogger(__name__)
 class OutputProcessor:
     """Follows live requests. Used by one thread at a time."""
 
-    def __init__(self, tokenizer: Tokenizer | None):
-        """Args: tokenizer: None if no request wants text."""
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer | None, *, in_slices: bool = False):
+        """
+        Args:
+          tokenizer: None if no request wants text.
+          in_slices: leave prompts' log-probabilities, of which one step may bring a million, to calls of `describe`.
+        """
+        self._describer, self._in_slices = Describer(tokenizer), in_slices
         self._live: dict[str, _LiveRequest] = {}
 
     def __len__(self) -> int:
         """Live requests."""
         return len(self._live)
 
-    def add(self, request: Request, prompt: str | None = None) -> None:
+    def add(self, request: Request, prompt: str | None = None, prompt_offsets: list[int] | None = None) -> None:
         """Starts to follow a request, before its first update.
 
         Args:
           prompt: its text, to be handed back with the outputs.
+          prompt_offsets: where in it each prompt token starts; None: to be found out, if `prompt_logprobs` asks for it.
         """
         assert request.request_id not in self._live, request.request_id
-        self._live[request.request_id] = _LiveRequest(request, prompt, self._tokenizer)
+        self._live[request.request_id] = _LiveRequest(request, prompt, prompt_offsets, self._describer)
 
     def process(self, updates: Sequence[RequestUpdate]) -> tuple[list[RequestOutput], list[tuple[str, int | None]]]:
         """Turns a step's updates into outputs; a fault in one request's ends that request alone, with "error".
@@ -59,8 +65,42 @@ class OutputProcessor:
             try:
                 if live.consume(update, now):
                     to_abort.append((update.request_id, update.index))
+                while live.is_behind and not self._in_slices:
+                    live.describe()
             except Exception as error:
                 to_abort += self._failed(live, error, now)
+        return self._outputs(touched, to_abort, now), to_abort
+
+    def is_behind(self, request_id: str) -> bool:
+        """Whether a live request waits for `describe`."""
+        return request_id in self._live and self._live[request_id].is_behind
+
+    def describe(self, request_id: str) -> tuple[list[RequestOutput], list[tuple[str, int | None]]]:
+        """Describes a slice of a prompt's log-probabilities, which takes milliseconds; returns what `process` does."""
+        live, now = self._live.get(request_id), time.monotonic()
+        to_abort: list[tuple[str, int | None]] = []
+        if live is None:
+            return [], to_abort
+        try:
+            live.describe()
+        except Exception as error:
+            to_abort += self._failed(live, error, now)
+        return self._outputs({request_id: live}, to_abort, now), to_abort
+
+    def abort(self, request_id: str) -> RequestOutput | None:
+        """Ends a request with what it has; None if it is not live. The engine must be told as well."""
+        live = self._live.get(request_id)
+        if live is None:
+            return None
+        live.forget_prompt()
+        ends = [RequestUpdate(request_id, [], finish_reason="abort", index=i) for i in live.unfinished]
+        outputs = self.process(ends)[0] if ends else self._outputs({request_id: live}, [], time.monotonic())
+        return outputs[0]
+
+    def _outputs(
+        self, touched: dict[str, _LiveRequest], to_abort: list[tuple[str, int | None]], now: float
+    ) -> list[RequestOutput]:
+        """What may be sent of these now; those that have ended are followed no longer."""
         outputs: list[RequestOutput] = []
         for request_id, live in touched.items():
             try:
@@ -68,20 +108,11 @@ class OutputProcessor:
             except Exception as error:
                 to_abort += self._failed(live, error, now)
                 output = live.output()
-            if live.finished:
-                del self._live[request_id]
             if output is not None:
                 outputs.append(output)
-        return outputs, to_abort
-
-    def abort(self, request_id: str) -> RequestOutput | None:
-        """Ends a request with what it has; None if it is not live. The engine must be told as well."""
-        live = self._live.get(request_id)
-        if live is None:
-            return None
-        ends = [RequestUpdate(request_id, [], finish_reason="abort", index=i) for i in live.unfinished]
-        outputs, _ = self.process(ends)
-        return outputs[0]
+                if output.finished:
+                    del self._live[request_id]
+        return outputs
 
     def _failed(self, live: _LiveRequest, error: Exception, now: float) -> list[tuple[str, int | None]]:
         logger.error("request %s: its output could not be made", live.request.request_id, exc_info=error)
@@ -92,20 +123,21 @@ class OutputProcessor:
 class _LiveRequest:
     """A request's samples, its prompt's logprobs, and how much of them has been sent."""
 
-    def __init__(self, request: Request, prompt: str | None, tokenizer: Tokenizer | None):
+    def __init__(self, request: Request, prompt: str | None, prompt_offsets: list[int] | None, describer: Describer):
         self.request, self._prompt = request, prompt
         self._params = params = request.params
         self._prompt_token_ids = request.prompt_token_ids
-        self._describe = _Describer(tokenizer)
         count = params.n if params.use_beam_search else params.num_samples
         self._samples = [
-            _Sample(request, i, self._detokenizer(tokenizer, params), self._describe) for i in range(count)
+            SampleOutput(request, i, self._detokenizer(describer.tokenizer, params), describer) for i in range(count)
         ]
-        self._wants_prompt = params.prompt_logprobs is not None
+        self._prompt_description: PromptDescription | None = None
+        if params.prompt_logprobs is not None:
+            self._prompt_description = PromptDescription(
+                request.prompt_token_ids, prompt, params, describer, prompt_offsets
+            )
+        self._prompt_sent = False
         self._compared = params.num_samples > params.n  # only the best are sent, so nothing before the end
-        self._raw_prompt_logprobs: list[TokenLogprobs] = []
-        self._prompt_logprobs: list[PositionLogprobs | None] | None = None
-        self._tokenizer = tokenizer
         self._num_cached_tokens = 0
         self._metrics = RequestMetrics(request.arrival_time)
         self._num_unfinished = count
@@ -122,13 +154,13 @@ class _LiveRequest:
 
     def consume(self, update: RequestUpdate, now: float) -> bool:
         """Takes an update in. Returns whether a stop string has ended the sample, which the engine still runs."""
+        if update.prompt_logprobs and self._prompt_description is not None:
+            self._prompt_description.add(update.prompt_logprobs)
         sample = self._samples[update.index]
         if sample.finish_reason is not None:
             return False
         if update.num_cached_tokens > self._num_cached_tokens:
             self._num_cached_tokens = update.num_cached_tokens
-        if update.prompt_logprobs:
-            self._raw_prompt_logprobs += update.prompt_logprobs
         metrics, num_new = self._metrics, sample.consume(update)
         if num_new:
             metrics.first_token_time = metrics.first_token_time or now
@@ -141,20 +173,33 @@ class _LiveRequest:
         return update.finish_reason is None
 
     @property
-    def finished(self) -> bool:
-        return not self._num_unfinished
+    def is_behind(self) -> bool:
+        """Whether log-probabilities of the prompt have come that are not described."""
+        return self._prompt_description is not None and self._prompt_description.is_behind
+
+    def describe(self) -> None:
+        """Describes a slice of them."""
+        if self._prompt_description is not None:
+            self._prompt_description.describe()
+
+    def forget_prompt(self) -> None:
+        """Waits no longer for its log-probabilities, unless they are all there."""
+        if self._prompt_description is not None and not self._prompt_description.is_complete:
+            self._prompt_description = None
 
     def fail(self, error: Exception, now: float) -> None:
         """Ends every sample whose end has not been sent."""
         for sample in self._samples:
             sample.fail(f"the output could not be made: {error!r}")
-        self._wants_prompt = self._prompt_logprobs is not None
+        self.forget_prompt()
         self._num_unfinished = 0
         self._metrics.finished_time = now
 
     def output(self) -> RequestOutput | None:
-        """What may be sent now; None if nothing is new."""
+        """What may be sent now; None if nothing is new, or if the prompt must be described first."""
         kind = "final" if self._compared else self._params.output_kind
+        if self.is_behind:
+            return None
         if kind == "final" and self._num_unfinished:
             return None
         changed = [sample for sample in self._samples if sample.changed]
@@ -170,7 +215,7 @@ class _LiveRequest:
             self._prompt,
             self._prompt_token_ids,
             completions,
-            self.finished,
+            not self._num_unfinished,
             self._num_cached_tokens,
             self._metrics,
             self._prompt_output(once=kind == "delta"),
@@ -187,139 +232,9 @@ class _LiveRequest:
         return best
 
     def _prompt_output(self, *, once: bool) -> list[PositionLogprobs | None] | None:
-        """The prompt's logprobs; all are known when the first output is sent."""
-        if not self._wants_prompt or (once and self._prompt_logprobs is not None):
+        """The prompt's logprobs. All are known when the first token is; what ends before that has none."""
+        prompt = self._prompt_description
+        if prompt is None or not prompt.is_complete or (once and self._prompt_sent):
             return None
-        if self._prompt_logprobs is None:
-            raw, offsets = self._raw_prompt_logprobs, [0] * len(self._prompt_token_ids)
-            if self._tokenizer is not None:
-                _, offsets = prompt_text(self._tokenizer, self._prompt_token_ids, self._prompt, self._params)
-            self._prompt_logprobs = [None]
-            self._prompt_logprobs += map(self._describe.position, raw, offsets[1:])
-        return self._prompt_logprobs
-
-
-class _Sample:
-    """What has been generated of one sample, and how much of it has been sent."""
-
-    def __init__(self, request: Request, index: int, detokenizer: Detokenizer | None, describe: _Describer):
-        self.index = index
-        self.finish_reason: str | None = None
-        self._stop_reason: int | str | None = None
-        self._params, self._detokenizer, self._describe = request.params, detokenizer, describe
-        self._end_ids = request.eos_token_ids | request.stop_token_ids
-        self._token_ids: list[int] = []
-        self._raw_logprobs: list[TokenLogprobs] = []
-        self._logprobs: list[PositionLogprobs] = []
-        self._cumulative_logprob = 0.0
-        self._last_token_hidden = False
-        self._num_sent = 0
-        self._new_text = ""
-        self._end_sent = False
-
-    @property
-    def mean_logprob(self) -> float:
-        """Of a token; the least of all if there is none."""
-        if not self._raw_logprobs:
-            return -math.inf
-        return sum(entry.logprob for entry in self._raw_logprobs) / len(self._raw_logprobs)
-
-    def consume(self, update: RequestUpdate) -> int:
-        """Takes in new tokens; what follows a stop string is cut off. Returns how many there are."""
-        new, detokenizer = update.new_token_ids, self._detokenizer
-        self.finish_reason, self._stop_reason = update.finish_reason, update.stop_reason
-        # The EOS or stop id that ends a text is no part of it; the last token of a grammar is.
-        ends = update.finish_reason == "stop" and bool(new) and new[-1] in self._end_ids
-        self._last_token_hidden = ends and not self._params.include_stop_str_in_output
-        if detokenizer is not None:
-            self._new_text += detokenizer.update(new[:-1] if self._last_token_hidden else new)
-            if detokenizer.stop_reason is not None:
-                self.finish_reason, self._stop_reason = "stop", detokenizer.stop_reason
-                self._last_token_hidden = False
-                new = new[: detokenizer.num_tokens - len(self._token_ids)]
-            elif self.finish_reason is not None:
-                self._new_text += detokenizer.finish()
-        if update.logprobs is not None:
-            self._raw_logprobs += update.logprobs[: len(new)]
-        self._token_ids += new
-        return len(new)
-
-    def fail(self, message: str) -> None:
-        """Ends it with what has been described, unless its end has been sent."""
-        if self._end_sent:
-            return
-        self.finish_reason, self._stop_reason, self._last_token_hidden = "error", message, False
-        if self._params.logprobs is not None:
-            described = len(self._logprobs)
-            self._token_ids, self._raw_logprobs = self._token_ids[:described], self._raw_logprobs[:described]
-
-    @property
-    def changed(self) -> bool:
-        """Whether something of it may be sent that has not been."""
-        if self.finish_reason is not None:
-            return not self._end_sent
-        return bool(self._new_text) or self._num_ready > self._num_sent
-
-    def completion(self, *, delta: bool) -> CompletionOutput:
-        """All of it that may be sent, or what is new."""
-        ready = self._num_ready
-        self._describe_logprobs(ready)
-        start = self._num_sent if delta else 0
-        text = "" if self._detokenizer is None else self._detokenizer.text
-        wanted = self._params.logprobs is not None
-        return CompletionOutput(
-            index=self.index,
-            text=self._new_text if delta else text,
-            token_ids=self._token_ids[start:ready],
-            logprobs=self._logprobs[start:ready] if wanted else None,
-            cumulative_logprob=self._cumulative_logprob if wanted else None,
-            finish_reason=self.finish_reason,
-            stop_reason=self._stop_reason,
-            last_token_hidden=self._last_token_hidden,
-        )
-
-    def mark_sent(self) -> None:
-        """What `completion` gave has been sent."""
-        self._new_text, self._num_sent, self._end_sent = "", self._num_ready, self.finish_reason is not None
-
-    @property
-    def _num_ready(self) -> int:
-        """Tokens that may be sent: those whose text is out."""
-        if self._detokenizer is None or self.finish_reason is not None:
-            return len(self._token_ids)
-        return self._detokenizer.num_released
-
-    def _describe_logprobs(self, ready: int) -> None:
-        """Adds text to the logprobs of tokens that may be sent: only then are their places in the text final."""
-        if self._params.logprobs is None:
-            return
-        for i in range(len(self._logprobs), min(ready, len(self._raw_logprobs))):
-            offset = 0 if self._detokenizer is None else self._detokenizer.text_offset(i)
-            self._logprobs.append(self._describe.position(self._raw_logprobs[i], offset))
-            self._cumulative_logprob += self._raw_logprobs[i].logprob
-
-
-class _Describer:
-    """Adds texts to logprob records."""
-
-    def __init__(self, tokenizer: Tokenizer | None):
-        self._tokenizer = tokenizer
-
-    def position(self, raw: TokenLogprobs, text_offset: int) -> PositionLogprobs:
-        """Args: text_offset: where the token's text starts."""
-        ranks = range(1, len(raw.top_ids) + 1) if raw.top_ranks is None else raw.top_ranks
-        rivals = zip(raw.top_ids, raw.top_logprobs, ranks, strict=True)
-        return PositionLogprobs(
-            raw.token_id,
-            raw.logprob,
-            raw.rank,
-            *self._text(raw.token_id),
-            top=tuple(
-                TokenLogprob(token_id, logprob, rank, *self._text(token_id)) for token_id, logprob, rank in rivals
-            ),
-            text_offset=text_offset,
-        )
-
-    def _text(self, token_id: int) -> tuple[str, bytes]:
-        raw = b"" if self._tokenizer is None else self._tokenizer.token_bytes(token_id)
-        return raw.decode("utf-8", "replace"), raw
+        self._prompt_sent = True
+        return prompt.positions

@@ -49,6 +49,7 @@ class Tokenizer:
         self.eos_token_id: int | None = _single_id(hf.eos_token_id)
         self.vocab_size: int = max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         self._kind = _kind(self._backend)
+        self._texts: dict[int, tuple[str, bytes]] = {}  # of tokens that were asked for
 
     @classmethod
     def from_source(cls, source: ModelSource) -> Tokenizer:
@@ -144,6 +145,14 @@ class Tokenizer:
         if not 0 <= token_id < self.vocab_size:
             raise InvalidRequestError(f"token id {token_id} is outside the vocabulary of {self.vocab_size}")
         return self._bytes[token_id]
+
+    def token_text(self, token_id: int) -> tuple[str, bytes]:
+        """A token's text, where what is no character is U+FFFD, and its bytes; errors as `token_bytes`."""
+        found = self._texts.get(token_id)
+        if found is None:
+            raw = self.token_bytes(token_id)
+            found = self._texts[token_id] = raw.decode("utf-8", "replace"), raw
+        return found
 
     @functools.cached_property
     def _adds_bos(self) -> bool:

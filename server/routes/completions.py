@@ -34,8 +34,10 @@ async def create_completion(http: Request) -> Response:
         params = sampling_params(body)
         prepared = await unless_gone(http, _prepare(state, body, params, head["id"]))
     form = state.logprob_format(body)
+    texts = [await _echo(state, body, p) for p in prepared]
     makers = [
-        CompletionChoices(p, body, form, state.llm.tokenizer, first_index=i * params.n) for i, p in enumerate(prepared)
+        CompletionChoices(p, body, form, first_index=i * params.n, prompt_text=text)
+        for i, (p, text) in enumerate(zip(prepared, texts, strict=True))
     ]
     streams = [state.llm.stream(p) for p in prepared]
     if body.stream:
@@ -53,6 +55,13 @@ async def _prepare(
     special = body.add_special_tokens is not False
     prepared = [state.prepare(body, p, params, request_id, add_special_tokens=special) for p in body.prompt]
     return await asyncio.gather(*prepared)
+
+
+async def _echo(state: Serving, body: CompletionRequest, prepared: PreparedRequest) -> tuple[str, list[int]] | None:
+    """The prompt's text and its tokens' places, if it is echoed: without what was cut off."""
+    if not body.echo:
+        return None
+    return await state.llm.prompt_text(prepared, as_given=body.truncate_prompt_tokens is None)
 
 
 async def _events(

@@ -198,6 +198,28 @@ def test_compiling_grammars_delays_no_other_request() -> None:
     assert grammars.closed
 
 
+def test_scores_of_long_prompts_delay_no_other_reader() -> None:
+    """Two prompts' log-probabilities come in one step; the event loop goes on meanwhile."""
+    engine = fake([5], max_model_len=20_000, num_blocks=4000, max_logprobs=20)
+    engine.tops = list(range(5, 25))
+    params = SamplingParams(prompt_logprobs=20, max_tokens=2, output_kind="delta")
+
+    async def score(llm: AsyncLLM) -> list[int]:
+        return [len(o.prompt_logprobs or ()) async for o in llm.generate([5] * 8000, params)]
+
+    async def test(llm: AsyncLLM) -> None:
+        tasks, turns = [asyncio.ensure_future(score(llm)) for _ in range(2)], 0
+        await until(lambda: bool(llm._behind))
+        while llm._behind:
+            turns += 1
+            await asyncio.sleep(0)
+        assert turns > 30
+        for sizes in await asyncio.gather(*tasks):
+            assert sizes[0] == 8000 and not any(sizes[1:])
+
+    play(engine, test)
+
+
 def test_a_slow_reader_gets_merged_deltas_and_loses_nothing() -> None:
     async def test(llm: AsyncLLM) -> None:
         text, count = "", 0

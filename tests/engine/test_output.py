@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 
 import numpy as np
 import pytest
@@ -431,3 +432,59 @@ def test_scoring_a_prompt_generates_nothing(kind) -> None:
     assert (output.text, output.token_ids, output.finish_reason) == ("", [], "length")
     assert [p and p.token_id for p in output.prompt_logprobs] == [None, 6, 7]
     assert output.metrics.num_output_tokens == 0
+
+
+def unscored(kind: str = "final", *, length: int = 3000, k: int = 20, **params):
+    """A request for prompt logprobs, its records, and what follows it in slices."""
+    request = engine_for([5], max_model_len=10**5, max_logprobs=k).make_request(
+        "r", [5] * length, SamplingParams(prompt_logprobs=k, output_kind=kind, **params)
+    )
+    processor = OutputProcessor(TOKENIZER, in_slices=True)
+    processor.add(request)
+    records = [TokenLogprobs(5, -1.0, 1, list(range(5, 5 + k)), [-1.0] * k) for _ in range(length - 1)]
+    return processor, records
+
+
+@pytest.mark.parametrize("kind", MODES)
+def test_a_long_prompt_is_described_in_short_slices(kind) -> None:
+    """Nothing is sent before all of it is, and then everything that came meanwhile."""
+    processor, records = unscored(kind)
+    pieces = [records[:1000], records[1000:]]
+    updates = [RequestUpdate("r", [], prompt_logprobs=piece) for piece in pieces]
+    assert processor.process(updates) == ([], [])
+    assert processor.process([RequestUpdate("r", [6])]) == ([], [])
+    assert processor.process([RequestUpdate("r", [7], finish_reason="length")]) == ([], [])
+    outputs, slices, longest = [], 0, 0.0
+    while processor.is_behind("r"):
+        start = time.thread_time()
+        outputs += processor.describe("r")[0]
+        slices, longest = slices + 1, max(longest, time.thread_time() - start)
+    assert slices > 5 and longest < 0.05
+    assert [(o.token_ids, o.finished, len(o.prompt_logprobs)) for o in outputs] == [([6, 7], True, 3000)]
+    assert len(processor) == 0 and processor.describe("r") == ([], [])
+
+
+def test_an_abort_waits_for_no_description() -> None:
+    for ended in (None, "length"):
+        processor, records = unscored()
+        processor.process([RequestUpdate("r", [], prompt_logprobs=records), RequestUpdate("r", [6], None, ended)])
+        processor.describe("r")
+        output = processor.abort("r")
+        assert output.finish_reason == (ended or "abort") and output.prompt_logprobs is None
+        assert len(processor) == 0
+
+
+def test_prompt_logprobs_are_whole_or_none() -> None:
+    """A request that ends before its prompt is computed has none; the end of sample 0 takes none away."""
+    for kind in MODES:
+        processor, records = unscored(kind, length=9, k=0)
+        processor.process([RequestUpdate("r", [], prompt_logprobs=records[:4])])
+        assert processor.describe("r") == ([], [])
+        (end,), _ = processor.process([RequestUpdate("r", [], finish_reason="abort", stop_reason="timeout")])
+        assert (end.finish_reason, end.prompt_logprobs, len(processor)) == ("abort", None, 0)
+    processor, records = OutputProcessor(TOKENIZER), records
+    params = SamplingParams(prompt_logprobs=0, n=2, output_kind="final")
+    processor.add(engine_for([5]).make_request("r", [5] * 9, params))
+    processor.process([RequestUpdate("r", [6], finish_reason="stop", prompt_logprobs=records)])
+    (output,), _ = processor.process([RequestUpdate("r", [6], finish_reason="stop", index=1)])
+    assert len(output.prompt_logprobs) == 9
