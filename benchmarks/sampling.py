@@ -30,7 +30,6 @@ from jaxpaged.device.abstract_step import hf_config
 from jaxpaged.device.buckets import BucketTable
 from jaxpaged.device.draw import argmax
 from jaxpaged.device.runner import Runner
-from jaxpaged.device.sampling import Sampled
 
 BLOCK_SIZE = 16
 CONTEXT = 128
@@ -92,25 +91,26 @@ def step_times(runner: Runner, num_rows: int, num_steps: int, params: SamplingPa
     return times[1:]  # the first one admits
 
 
-def only_argmax(slots: Any, wide: Any, logits: jax.Array, rows: batch.SampleRows, masks: jax.Array) -> Any:
-    """Stands in for the engine's sampling."""
+def only_argmax(slots: Any, logits: jax.Array, rows: batch.SampleRows) -> Any:
+    """Stands in for the engine's sampling of greedy requests."""
     tokens = argmax(logits)[0]
-    return batch.record_tokens(slots, rows, tokens), Sampled(tokens, *[jnp.zeros(())] * (len(Sampled._fields) - 1))
+    return batch.record_tokens(slots, rows, tokens), tokens
 
 
 def measure(runner: Runner, num_rows: int, num_steps: int, repetitions: int) -> dict[str, Any]:
     """One row of the table."""
     step_times(runner, num_rows, 1, KINDS["greedy"])  # compiles
-    num_logits = next(n for n in runner.buckets.sample_rows if n >= num_rows)
-    engine, bare = runner.samplers[num_logits], jax.jit(only_argmax, donate_argnums=0)
+    buckets, plain = runner.buckets, runner.samplers.plain
+    num_logits = buckets.num_logits(buckets.pick(num_rows, num_rows))
+    engine, bare = plain[num_logits], jax.jit(only_argmax, donate_argnums=0)
     medians: dict[str, list[float]] = {kind: [] for kind in KINDS}
     for repetition in range(repetitions + 1):
         for kind, params in KINDS.items():
-            runner.samplers[num_logits] = bare if kind == "argmax" else engine  # pyright: ignore[reportArgumentType]
+            plain[num_logits] = bare if kind == "argmax" else engine  # pyright: ignore[reportArgumentType]
             median = statistics.median(step_times(runner, num_rows, num_steps, params))
             if repetition:  # the first is to warm up
                 medians[kind].append(median)
-    runner.samplers[num_logits] = engine
+    plain[num_logits] = engine
 
     def ratio(kind: str, base: str) -> float:
         return statistics.median(a / b for a, b in zip(medians[kind], medians[base], strict=True))

@@ -25,7 +25,9 @@ from jaxpaged.device.step_program import (
     logprob_columns,
     make_forward,
     make_sample,
+    make_sample_plain,
     sample_arguments,
+    sample_plain_arguments,
 )
 from jaxpaged.errors import ConfigError, ModelError, ModelNotFoundError
 
@@ -51,15 +53,17 @@ class AbstractProgram(NamedTuple):
 
 
 class AbstractStep(NamedTuple):
-    """The two programs of a step.
+    """The programs of a step.
 
     Attributes:
       forward: of params, KV pages, slots and the packed batch; sample: of slots, options, logits, rows and masks.
+      sample_plain: of slots, logits and rows: instead of `sample` where no row uses a `Feature`.
       num_layers: of the model; launches of layer i of `forward` stem from ".../layers_{i}/...".
     """
 
     forward: AbstractProgram
     sample: AbstractProgram
+    sample_plain: AbstractProgram
     num_layers: int
 
 
@@ -140,7 +144,12 @@ def abstract_step(
         compiler_options=compiler_options(platform),
         may_spill=("sort_",),  # XLA's own, used where there is no device; on one it calls a library
     )
-    return AbstractStep(forward, sample, config.num_layers)
+    plain = sample._replace(
+        function=make_sample_plain(step_options),
+        args=sample_plain_arguments(slots, rows, config.vocab_size),
+        may_spill=(),
+    )
+    return AbstractStep(forward, sample, plain, config.num_layers)
 
 
 def _room(params: Any, memory: int | None) -> int:

@@ -1,11 +1,13 @@
-"""A random token of a row by Gumbel-max: the best of its logits plus noise."""
+"""The token of a row: the most likely one, or a random one by Gumbel-max, the best of its logits plus noise."""
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
 
+from jaxpaged.core.step import NOT_FINITE
 from jaxpaged.device.gumbel import Words, gumbel
+from jaxpaged.device.logprobs import mask_padding
 from jaxpaged.device.nucleus import Limits, comes_before, exceeds, needed_mass
 
 
@@ -18,6 +20,12 @@ def argmax(values: jax.Array) -> tuple[jax.Array, jax.Array]:
     peak = jnp.max(values, axis=-1)
     index = jnp.min(jnp.where(values == peak[..., None], jnp.arange(size, dtype=jnp.int32), size), axis=-1)
     return jnp.minimum(index, size - 1), peak
+
+
+def most_likely(logits: jax.Array, vocab_size: int) -> jax.Array:
+    """i32[R]: the tokens of rows f32[R, V] of raw logits that use no `Feature`, see `Sampled`."""
+    tokens, peak = argmax(jax.vmap(lambda row: mask_padding(row, vocab_size))(logits))
+    return jnp.where(jnp.isfinite(peak), tokens, NOT_FINITE)
 
 
 def draw(logits: jax.Array, scaled: jax.Array, peak: jax.Array, key: Words, limits: Limits) -> jax.Array:

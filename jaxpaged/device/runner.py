@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,10 +24,10 @@ from jaxpaged.device.logprobs import Logprobs
 from jaxpaged.device.options import admit_options, empty_options, mask_words, options_size, pack_options
 from jaxpaged.device.prompt_logprobs import PromptLogprobs
 from jaxpaged.device.records import sampled_logprobs
+from jaxpaged.device.samplers import Samplers
 from jaxpaged.device.sampling import Sampled
-from jaxpaged.device.slots import admission_size, admit, empty_slots, pack_admission
+from jaxpaged.device.slots import admission_size, admit, empty_slots, features, pack_admission
 from jaxpaged.device.step_program import (
-    SAMPLE_DONATED,
     Forwarded,
     StepOptions,
     abstract,
@@ -35,8 +36,6 @@ from jaxpaged.device.step_program import (
     forward_arguments,
     logprob_columns,
     lower_forward,
-    make_sample,
-    sample_arguments,
 )
 from jaxpaged.errors import RecompilationError
 from jaxpaged.models.decoder import Decoder
@@ -50,12 +49,14 @@ class Launched:
 
     Attributes:
       forwarded: what sampling needs; None once it has been dispatched.
-      sampled: None until then.
+      tokens: i32[R], of the rows that sample; None until then.
+      sampled: these and what else is known of them; None if no row uses a `Feature`.
       prompt_scores: of the step's prompt ranges.
     """
 
     step: Step
     forwarded: Forwarded | None
+    tokens: jax.Array | None = None
     sampled: Sampled | None = None
     prompt_scores: list[Logprobs] = field(default_factory=list)
 
@@ -70,7 +71,7 @@ class Runner:
       kv_pages: the page pool.
       slots, options: what the device keeps of running requests.
       programs: the compiled forward pass of each bucket.
-      samplers: the compiled sampling of each number of rows.
+      samplers: those of sampling.
       recompilations: compilations by `launch` and `sample` since warm-up; stays 0.
     """
 
@@ -107,9 +108,8 @@ class Runner:
         self.slots = empty_slots(config.max_num_seqs, config.max_model_len, self._max_pages)
         self.options = empty_options(config.max_num_seqs, self._vocab_rows, config.logits_processors)
         self.programs: dict[Bucket, jax.stages.Compiled] = {}
-        self.samplers: dict[int, jax.stages.Compiled] = {}
+        self.samplers = Samplers(self.step_options, self.slots, self.options, self._vocab_rows)
         self._admissions: dict[str, jax.stages.Compiled] = {}
-        self._no_masks: dict[int, jax.Array] = {}
         self.recompilations = 0
         self._prompts = PromptLogprobs(module, self.step_options, params)
         model = module.config
@@ -138,7 +138,7 @@ class Runner:
     @property
     def num_programs(self) -> int:
         """Compiled programs of all kinds."""
-        of_steps = len(self.programs) + len(self.samplers) + len(self._admissions)
+        of_steps = len(self.programs) + self.samplers.num_programs + len(self._admissions)
         return of_steps + self._blocks.num_programs + self._prompts.num_programs
 
     def pack_options(self, request: Request) -> np.ndarray | None:
@@ -153,7 +153,7 @@ class Runner:
         """Compiles every program and runs each once on padding."""
         buckets = self.buckets.all
         needed: list[Callable[[], Any]] = [lambda bucket=bucket: self._program(bucket) for bucket in reversed(buckets)]
-        needed += [lambda rows=rows: self.sampler(rows) for rows in reversed(self.buckets.sample_rows)]
+        needed += self.samplers.programs(self.buckets.sample_rows)
         needed += [
             self._admit_program,
             self._admit_options_program,
@@ -171,9 +171,12 @@ class Runner:
         for future in pending:
             future.result()
         for bucket in buckets:
-            launched = self._forward(Step(), bucket)
-            self._sample(launched)
-            self.collect(launched)
+            plain = self._forward(Step(), bucket)
+            full = dataclasses.replace(plain)
+            self._sample(plain)
+            self._sample(full, self.samplers.no_masks(self.buckets.num_logits(bucket)))
+            self.collect(plain)
+            self.collect(full)
 
     def launch(self, step: Step) -> Launched:
         """Starts a step on the device. Steps run in the order of their launches.
@@ -213,10 +216,13 @@ class Runner:
     def collect(self, launched: Launched) -> StepResult:
         """Waits for a step and returns its tokens."""
         step, sampled = launched.step, launched.sampled
-        assert sampled is not None, "a step with masked rows was not sampled"
-        tokens = iter(np.asarray(sampled.tokens).tolist())
+        assert launched.tokens is not None, "a step with masked rows was not sampled"
+        tokens = iter(np.asarray(launched.tokens).tolist())
         token_ids = [[next(tokens)] if samples else [] for samples in step.samples]
-        logprobs = sampled_logprobs(step, sampled, self.step_options.vocab_size) if step.wants_logprobs else None
+        logprobs = None
+        if step.wants_logprobs:
+            assert sampled is not None, "a row that wants them uses a feature"
+            logprobs = sampled_logprobs(step, sampled, self.step_options.vocab_size)
         return StepResult(token_ids, logprobs, self._prompts.collect(step, launched.prompt_scores))
 
     def _take_in(self, admission: Admission) -> None:
@@ -224,6 +230,7 @@ class Runner:
         request, max_len = admission.request, self.slots.history.shape[1]
         packed = pack_admission(admission, max_len, self._max_pages, self.config.logprobs_mode)
         self.slots = self._admit_program()(self.slots, packed)
+        self.samplers.admit(admission.slot, features(request, self.config.logprobs_mode))
         if request.device_options is not None:
             self.options = self._admit_options_program()(self.options, np.int32(admission.slot), request.device_options)
 
@@ -236,24 +243,16 @@ class Runner:
             launched.prompt_scores = self._prompts.launch(self.params, forwarded.hidden, step)
         return launched
 
-    def _sample(self, launched: Launched, masks: np.ndarray | None = None) -> None:
-        forwarded = launched.forwarded
+    def _sample(self, launched: Launched, masks: np.ndarray | jax.Array | None = None) -> None:
+        forwarded, step = launched.forwarded, launched.step
         assert forwarded is not None, "sampled twice"
         launched.forwarded = None
-        logits, rows, _ = forwarded
-        num_rows = len(logits)
-        given = self._all_allowed(num_rows) if masks is None else masks
-        self.slots, sampled = self.sampler(num_rows)(self.slots, self.options, logits, rows, given)
-        sampled.tokens.copy_to_host_async()
-        if launched.step.wants_logprobs:
-            jax.tree.map(lambda x: x.copy_to_host_async(), sampled)
-        launched.sampled = sampled
-
-    def _all_allowed(self, num_rows: int) -> jax.Array:
-        """Masks that forbid nothing, uploaded once."""
-        if num_rows not in self._no_masks:
-            self._no_masks[num_rows] = jax.device_put(np.full((num_rows, self.num_mask_words), -1, np.int32))
-        return self._no_masks[num_rows]
+        self.slots, launched.tokens, launched.sampled = self.samplers.sample(
+            self.slots, self.options, step.slots, forwarded, masks
+        )
+        launched.tokens.copy_to_host_async()
+        if step.wants_logprobs:
+            jax.tree.map(lambda x: x.copy_to_host_async(), launched.sampled)
 
     @contextlib.contextmanager
     def _no_compilations(self) -> Iterator[None]:
@@ -274,14 +273,6 @@ class Runner:
         num_logits = self.buckets.num_logits(bucket)
         lowered = lower_forward(self.module, self.step_options, bucket, num_logits, arguments)
         return compile_step(lowered, compiler_options(jax.default_backend()))
-
-    def sampler(self, num_rows: int) -> jax.stages.Compiled:
-        """The compiled sampling of so many rows."""
-        if num_rows not in self.samplers:
-            arguments = sample_arguments(self.slots, self.options, num_rows, self._vocab_rows)
-            lowered = jax.jit(make_sample(self.step_options), donate_argnums=SAMPLE_DONATED).lower(*arguments)
-            self.samplers[num_rows] = compile_step(lowered, compiler_options(jax.default_backend()))
-        return self.samplers[num_rows]
 
     def _admit_program(self) -> jax.stages.Compiled:
         packed = jax.ShapeDtypeStruct((admission_size(self.slots),), jnp.int32)
@@ -305,7 +296,7 @@ class Runner:
         model = self.module.config
         pool = kv_cache.abstract_pages(model, 2, self.config.block_size, self.config.kv_cache_dtype)
         forward = self._compile_forward(self.buckets.all[-1], pool)
-        sampler = self.sampler(self.buckets.sample_rows[-1])
+        sampler = self.samplers.full_program(self.buckets.sample_rows[-1])
         return _bytes(forward) + max(_bytes(sampler), _bytes(self._prompts.score_program()))
 
 

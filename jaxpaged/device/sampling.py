@@ -2,7 +2,7 @@
 
 Order: raw logits in float32 -> vocabulary padding -> allowed ids, grammar -> bad words -> min_tokens -> logit_bias ->
 penalties -> users' processors -> (greedy?) -> temperature -> min_p, top_k, top_p -> sample -> log-probabilities. What
-no row asks for costs nothing: it sits under `lax.cond`.
+no row asks for costs nothing: it sits under `lax.cond`. Steps of rows without any `Feature` take `draw.most_likely`.
 """
 
 from __future__ import annotations
@@ -86,19 +86,11 @@ def sample(
     used = jnp.bitwise_or.reduce(features)
     sampler = _Sampler(slots, options, vocab_size, max_logprobs, tuple(processors))
 
-    def plain() -> Sampled:
-        tokens, peak = argmax(jax.vmap(lambda row: mask_padding(row, vocab_size))(logits))
-        nothing = jax.tree.map(lambda x: jnp.zeros((len(rows), *x.shape), x.dtype), no_logprobs(max_logprobs))
-        return Sampled(jnp.where(jnp.isfinite(peak), tokens, NOT_FINITE), *nothing)
-
-    def full() -> Sampled:
-        applies = jnp.where((features & Feature.PROCESSORS != 0)[:, None], options.applies[rows], 0)
-        own = _Branches(features, positions, applies)
-        shared = _Branches(used, jnp.max(jnp.where(features & Feature.PENALTIES != 0, positions, 0)), applies.max(0))
-        tokens, logprobs = over_rows(sampler.sample_row, (logits, rows, positions, masks), (own,), (shared,))
-        return Sampled(tokens, *logprobs)
-
-    return jax.lax.cond(used == 0, plain, full)
+    applies = jnp.where((features & Feature.PROCESSORS != 0)[:, None], options.applies[rows], 0)
+    own = _Branches(features, positions, applies)
+    shared = _Branches(used, jnp.max(jnp.where(features & Feature.PENALTIES != 0, positions, 0)), applies.max(0))
+    tokens, logprobs = over_rows(sampler.sample_row, (logits, rows, positions, masks), (own,), (shared,))
+    return Sampled(tokens, *logprobs)
 
 
 class _Branches(NamedTuple):

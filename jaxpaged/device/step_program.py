@@ -1,7 +1,8 @@
 """The two functions that run on the device each step: `forward`, to logits, and `sample`, to tokens.
 
 They are two, so that the host can fill in grammar masks, which depend on the tokens of the step before, while the
-forward pass runs. Every bucket is a compilation of `forward`, every number of rows one of `sample`.
+forward pass runs. Every bucket is a compilation of `forward`, every number of rows one of `sample`, and one of
+`sample_plain`, for the most likely tokens only.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from jaxpaged.core.sampling_params import ALL_LOGPROBS, MAX_BEAM_WIDTH, MAX_LOGP
 from jaxpaged.device import batch as batches
 from jaxpaged.device.batch import Batch, SampleRows
 from jaxpaged.device.buckets import Bucket
+from jaxpaged.device.draw import most_likely
 from jaxpaged.device.kv_cache import pages_format
 from jaxpaged.device.logits_processor import LogitsProcessor
 from jaxpaged.device.options import Options, mask_words
@@ -68,11 +70,12 @@ class Forwarded(NamedTuple):
 
 Forward = Callable[[dict, jax.Array, Slots, jax.Array], tuple[jax.Array, Slots, Forwarded]]
 Sample = Callable[[Slots, Options, jax.Array, SampleRows, jax.Array], tuple[Slots, Sampled]]
+SamplePlain = Callable[[Slots, jax.Array, SampleRows], tuple[Slots, jax.Array]]
 
 FORWARD_DONATED = (1, 2)
 """The arguments of `forward` that it updates in place: KV pages and slots."""
 SAMPLE_DONATED = (0,)
-"""That of `sample`: slots."""
+"""That of `sample` and `sample_plain`: slots."""
 
 
 def logprob_columns(max_logprobs: int, vocab_size: int) -> int:
@@ -97,6 +100,12 @@ def sample_arguments(slots: Any, wide: Any, num_rows: int, vocab_rows: int) -> t
         SampleRows(row, row),
         jax.ShapeDtypeStruct((num_rows, mask_words(vocab_rows)), jnp.int32),
     )
+
+
+def sample_plain_arguments(slots: Any, num_rows: int, vocab_rows: int) -> tuple[Any, ...]:
+    """Shapes and dtypes of the arguments of `sample_plain`."""
+    slots, _, logits, rows, _ = sample_arguments(slots, (), num_rows, vocab_rows)
+    return slots, logits, rows
 
 
 def abstract(tree: Any) -> Any:
@@ -195,6 +204,17 @@ def make_sample(options: StepOptions) -> Sample:
         return batches.record_tokens(slots, rows, sampled.tokens), sampled
 
     return sample
+
+
+def make_sample_plain(options: StepOptions) -> SamplePlain:
+    """`sample_plain(slots, logits, rows) -> (slots, tokens)`: what `sample` does where no row uses a `Feature`."""
+
+    def sample_plain(slots: Slots, logits: jax.Array, rows: SampleRows):
+        with jax.named_scope("sample"):
+            tokens = most_likely(logits, options.vocab_size)
+        return batches.record_tokens(slots, rows, tokens), tokens
+
+    return sample_plain
 
 
 def _head(

@@ -106,15 +106,17 @@ def test_a_step_without_rows_is_refused(rows):
 def test_the_abstract_step_is_the_one_that_runs():
     """On the CPU, with arrays: the step accepts what the abstract one describes."""
     step = abstract_step(TINY, rows=4, platform="cpu", pool_bytes=1 << 20, max_num_seqs=4)
-    forward, sample = (
+    forward, sample, plain = (
         jax.jit(p.function, donate_argnums=p.donate_argnums).lower(*p.args).compile(p.compiler_options)
-        for p in step[:2]
+        for p in step[:3]
     )
     arrays, others = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (step.forward.args, step.sample.args))
     pool, slots, forwarded = forward(*arrays)
     assert (pool.shape, pool.dtype) == (step.forward.args[1].shape, step.forward.args[1].dtype)
     slots, sampled = sample(slots, others[1], forwarded.logits, forwarded.rows, others[4])
     assert slots.history.shape == step.forward.args[2].history.shape and sampled.tokens.shape == (4,)
+    slots, tokens = plain(slots, forwarded.logits, forwarded.rows)
+    assert tokens.tolist() == sampled.tokens.tolist()
 
 
 @needs_compilers
@@ -138,9 +140,17 @@ def test_the_structural_gate_of_a_decode_step():
 
 
 @needs_compilers
-def test_a_greedy_step_samples_in_few_launches_and_in_place():
+def test_a_plain_step_samples_in_few_launches_that_wait_for_nothing():
+    program = compiled("h200", abstract_step("llama-3.1-8b", rows=64).sample_plain)
+    assert len(program.launches) <= 6, program.launches
+    assert not [word for word in (" conditional(", " while(") if word in program.compiled.as_text()]
+    assert not program.copies and len(program.aliases) == len(Slots._fields)
+    assert program.temporary_bytes < 4 * 64 * 128256, program.temporaries[:10]
+
+
+@needs_compilers
+def test_a_step_with_features_samples_in_place():
     program = compiled("h200", abstract_step("llama-3.1-8b", rows=64).sample)
-    assert sum(not launch.inside for launch in program.launches) <= 6, "what no row asks for is not launched"
     assert not [copy for copy in program.copies if copy.argument.startswith(("slots", "wide"))]
     assert len(program.aliases) == len(Slots._fields)
     assert program.temporary_bytes < 8 * 4 * 64 * 128256, program.temporaries[:10]

@@ -22,7 +22,7 @@ def test_masked_steps_sample_when_the_masks_are_there(runner):
     """The second of two rows has a grammar; its neighbour takes the most likely token."""
     plain, masked = make_request(runner, prompt(9)), make_request(runner, prompt(12), grammar=object())
     launched = runner.launch(make_step([(plain, 0, 9), (masked, 0, 12)], masked=[1]))
-    assert launched.sampled is None and launched.forwarded is not None
+    assert launched.tokens is None and launched.forwarded is not None
     with pytest.raises(AssertionError, match="not sampled"):
         runner.collect(launched)
     runner.sample(launched, words(17, 130)[None])
@@ -49,6 +49,18 @@ def test_a_sampled_token_is_the_next_input(runner):
     tokens = runner.collect(first).token_ids[0] + runner.collect(second).token_ids[0]
     assert tokens[0] == dense_logprobs(runner, prompt(9))[-1].argmax()
     assert tokens[1] == dense_logprobs(runner, [*prompt(9), tokens[0]])[-1].argmax()
+
+
+def test_steps_without_features_take_the_plain_program(runner, monkeypatch):
+    """Also beside what an idle slot's last request used; and both programs agree."""
+    greedy, random, other = (make_request(runner, prompt(9), temperature=t) for t in (0, 0.5, 0))
+    both = make_step([(greedy, 0, 9), (random, 0, 9)])
+    whole = runner.launch(both)
+    assert whole.sampled is not None
+    monkeypatch.setattr(runner.samplers, "full_program", None)
+    step = make_step([(other, 0, 9)])  # the random one is gone, its slot not yet taken
+    launched = runner.launch(step)
+    assert runner.collect(launched).token_ids[0] == runner.collect(whole).token_ids[0]
 
 
 def test_options_are_uploaded_with_the_request(runner):
@@ -104,4 +116,4 @@ def test_what_the_host_memory_holds(runner):
 def test_nothing_compiled_after_warm_up(runner):
     """Strict mode would have raised; warm-up made no program that it does not count."""
     assert runner.recompilations == 0
-    assert runner.num_programs == 2 + 1 + 2 + 5 + 3, "forward, sample, admissions, blocks, prompts"
+    assert runner.num_programs == 2 + 2 + 2 + 5 + 3, "forward, sample, admissions, blocks, prompts"
