@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import msgspec
 import numpy as np
-from tqdm.auto import tqdm
 
 from jaxpaged.config import engine_config
 from jaxpaged.core.request import Request
@@ -18,8 +18,8 @@ from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.engine.load import load_engine
 from jaxpaged.engine.output import RequestOutput
 from jaxpaged.engine.output_processor import OutputProcessor
-from jaxpaged.errors import InvalidRequestError
-from jaxpaged.progress import ProgressBars
+from jaxpaged.errors import InvalidRequestError, QueueFullError
+from jaxpaged.progress import ProgressBars, progress_bar
 from jaxpaged.text.bad_words import bad_word_ids
 from jaxpaged.text.chat import render_chat
 from jaxpaged.text.grammar import GrammarCompiler
@@ -160,11 +160,10 @@ class LLM:
         processor = OutputProcessor(self.tokenizer)
         finished: dict[str, RequestOutput] = {}
         try:
-            for request, text in zip(requests, texts, strict=True):
-                self.engine.add_request(request)
-                processor.add(request, text)
-            with tqdm(total=len(requests), desc="Generating", unit="req", disable=not use_tqdm) as bar:
+            waiting = deque(zip(requests, texts, strict=True))
+            with progress_bar(total=len(requests), desc="Generating", unit="req", disable=not use_tqdm) as bar:
                 while len(finished) < len(requests):
+                    self._add(waiting, processor)
                     outputs, stopped = processor.process(self.engine.step())
                     for request_id, index in stopped:
                         self.engine.abort(request_id, index)
@@ -178,6 +177,17 @@ class LLM:
             while self.engine.has_work:
                 self.engine.step()
         return [finished[request.request_id] for request in requests]
+
+    def _add(self, waiting: deque[tuple[Request, str | None]], processor: OutputProcessor) -> None:
+        """Hands the engine as many requests as its queue takes. An empty queue takes any, so all get in at last."""
+        while waiting:
+            request, text = waiting[0]
+            try:
+                self.engine.add_request(request)
+            except QueueFullError:
+                return
+            processor.add(request, text)
+            waiting.popleft()
 
 
 def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Any]:

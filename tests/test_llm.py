@@ -263,6 +263,25 @@ def test_an_interrupted_call_leaves_nothing_behind(llm, monkeypatch):
     assert only(llm.generate("Hello", GREEDY, use_tqdm=False)).token_ids == before
 
 
+def test_more_prompts_than_the_queue_takes(llm, monkeypatch):
+    """They go in as it drains; samples count, and what is wrong is told before anything starts."""
+    prompts = [[5 + i, 6] for i in range(9)]
+    params = [SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, n=1 + i % 4) for i in range(9)]
+    expected = llm.generate(prompts, params, use_tqdm=False)
+    monkeypatch.setattr(llm.engine.scheduler, "max_num_queued_requests", 2)
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    assert [[c.token_ids for c in o.outputs] for o in outputs] == [[c.token_ids for c in o.outputs] for o in expected]
+    monkeypatch.setattr(llm.engine, "step", None)
+    with monkeypatch.context() as patch, pytest.raises(RequestTooLargeError, match="blocks"):
+        patch.setattr(llm.engine.scheduler.block_manager, "num_blocks", 3)
+        llm.generate([*prompts, [5] * 60], GREEDY, use_tqdm=False)
+
+
+def test_progress_bars_do_not_fill_a_log(llm, capsys):
+    llm.generate([[5, 6]] * 40, SamplingParams(max_tokens=2), use_tqdm=True)
+    assert capsys.readouterr().err.count("Generating") <= 2
+
+
 def test_calls_from_two_threads_run_one_after_the_other(llm):
     prompts = ["Hello", "The quick", "own fox", "ab"]
     expected = [only(llm.generate(p, GREEDY, use_tqdm=False)).token_ids for p in prompts]

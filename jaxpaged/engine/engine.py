@@ -14,6 +14,7 @@ from jaxpaged.config import EngineConfig
 from jaxpaged.core.request import Grammar, Request, Status
 from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.core.scheduler import Scheduler
+from jaxpaged.core.size_limits import check_size
 from jaxpaged.core.step import RequestUpdate
 from jaxpaged.device.runner import Launched, Runner
 from jaxpaged.engine.checks import check_params, check_scheduling, checked_prompt
@@ -114,7 +115,7 @@ class Engine:
 
         Raises:
           InvalidRequestError: empty prompt, an id outside the vocabulary, a parameter out of this engine's range.
-          RequestTooLargeError: no room for one token after the prompt.
+          RequestTooLargeError: no room for one token after the prompt, in the context or in the KV cache.
         """
         assert bool(params.bad_words) == bool(bad_word_ids), "bad words come with their tokens"
         assert (params.structured_outputs is None) == (grammar is None), "structured outputs come with their grammar"
@@ -134,6 +135,7 @@ class Engine:
             grammar=grammar,
             arrival_time=arrival_time,
         )
+        check_size(request, self.scheduler.block_manager, self.scheduler.max_model_len)
         request.device_options = self.runner.pack_options(request)
         return request
 
