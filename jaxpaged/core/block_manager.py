@@ -78,8 +78,7 @@ class BlockManager:
 
     def num_available_after(self, prefix: Sequence[int]) -> int:
         """`num_available_blocks` as it would be once `prefix` is shared."""
-        refs = self._refs
-        return len(self._free) - sum(not refs[block] for block in prefix)
+        return len(self._free) - list(map(self._refs.__getitem__, prefix)).count(0)
 
     def share_prefix(self, request: Request, prefix: Sequence[int]) -> None:
         """Starts a request's table with the blocks that `find_prefix` found."""

@@ -55,6 +55,8 @@ class PrefixCache:
         self._index: dict[bytes, int] = {}
         self._entries: list[Entry | None] = [None] * (num_blocks + 1)
         self._num_nodes = 0
+        self._asked: Request | None = None  # whom `match` was called for last,
+        self._found: dict[int, int] = {}  # and the blocks that it found, in order, each with its place
 
     def __contains__(self, block: int) -> bool:
         return self._entries[block] is not None
@@ -63,17 +65,23 @@ class PrefixCache:
         return len(self._index)
 
     def match(self, request: Request, max_blocks: int) -> list[int]:
-        """Blocks of the longest cached prefix of a request's tokens, at most `max_blocks`."""
+        """Blocks of the longest cached prefix of a request's tokens, at most `max_blocks`.
+
+        Who is the first to wait asks at every step: the search goes on where the last one for the same request ended.
+        """
         self._renew(request)
-        blocks: list[int] = []
-        node: Node = self._root(request)
-        for i, digest in enumerate(self._digests(request, max_blocks)[:max_blocks]):
-            block = self.find(digest, node, self._tokens(request, i))
+        if self._asked is not request:
+            self._asked, self._found = request, {}
+        found = self._found
+        digests = self._digests(request, max_blocks)
+        node: Node = self._entry(next(reversed(found))).node if found else self._root(request)
+        for i in range(len(found), max_blocks):
+            block = self.find(digests[i], node, self._tokens(request, i))
             if block is None:
                 break
-            blocks.append(block)
+            found[block] = i
             node = self._entry(block).node
-        return blocks
+        return list(found)[:max_blocks]
 
     def find(self, digest: bytes, parent: Node, tokens: bytes) -> int | None:
         """The block cached under exactly this digest, parent and tokens, or None."""
@@ -123,10 +131,15 @@ class PrefixCache:
         """Forgets a cached block, because it is to hold something else."""
         del self._index[self._entry(block).digest]
         self._entries[block] = None
+        if block in self._found:  # nor can what comes after it be found
+            place = self._found[block]
+            while len(self._found) > place:
+                self._found.popitem()
 
     def clear(self) -> None:
         """Forgets every block and starts a new weight version: requests under way enter nothing more."""
         self._index.clear()
+        self._found.clear()
         self._entries = [None] * len(self._entries)
         self.weight_version += 1
 
@@ -135,6 +148,8 @@ class PrefixCache:
         entered = {entry.digest: block for block, entry in enumerate(self._entries) if entry is not None}
         assert entered == self._index, "prefix index and entries disagree"
         assert 0 not in entered.values(), "the scratch block is cached"
+        assert list(self._found.values()) == list(range(len(self._found))), "a gap in what was found"
+        assert all(block in self for block in self._found), "what was found is not cached any more"
 
     def _renew(self, request: Request) -> None:
         """Its blocks are going to be of the present weights."""

@@ -2,6 +2,8 @@ import ast
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import jaxpaged.core
 from jaxpaged.core.prefix_cache import PrefixCache, sha256
@@ -100,6 +102,37 @@ def test_a_constant_hash_gives_misses_not_wrong_blocks(digest):
     assert matched(cache, [1, 2], salt="a") == []
     assert entered(cache, [3, 4], [2]) == [1]
     assert matched(cache, [1, 2]) == []
+
+
+@given(st.lists(st.tuples(st.integers(1, 6), st.integers(0, 9), st.booleans()), max_size=30), st.integers(0, 1))
+def test_asked_again_it_finds_what_a_new_search_would(changes, hashed):
+    """The blocks of one chain come and go, also from its middle; `hashed` bytes of a digest count."""
+    tokens = [0] * 12
+    again, anew = (PrefixCache(200, BLOCK, lambda data: sha256(data)[: 32 if hashed else 1]) for _ in range(2))
+    waiting, num_blocks = make(tokens), 0
+    for length, block, removes in changes:
+        for cache in (again, anew):
+            if not removes:
+                entered(cache, [*tokens[: 2 * length - 1], block % 2], range(num_blocks + 1, num_blocks + 1 + length))
+            elif block in cache:
+                cache.remove(block)
+            cache.check_invariants()
+        num_blocks += length
+        assert again.match(waiting, 6) == anew.match(make(tokens), 6)
+
+
+def test_asked_again_it_looks_up_nothing_twice():
+    cache = PrefixCache(9, BLOCK)
+    entered(cache, [1, 2, 3, 4, 5, 6], [7, 8, 9])
+    request = make([1, 2, 3, 4, 5, 6, 0])
+    assert cache.match(request, 3) == [7, 8, 9]
+    looked_up = []
+    cache.find = lambda *key: looked_up.append(key)
+    assert cache.match(request, 3) == [7, 8, 9] and cache.match(request, 2) == [7, 8]
+    cache.remove(8)
+    assert cache.match(request, 3) == [7] and len(looked_up) == 1
+    cache.clear()
+    assert cache.match(request, 3) == []
 
 
 def test_a_reused_block_id_is_not_the_old_parent():
