@@ -8,10 +8,14 @@ from jaxpaged.core.request import Request, Source, Status
 
 
 class Followers:
-    """Parked samples by the first one of their request."""
+    """Parked samples by the first one of their request.
+
+    Only those whose first one has been *noticed* are looked at: thousands may wait.
+    """
 
     def __init__(self) -> None:
         self._followers: dict[Request, Sequence[Request]] = {}
+        self._noticed: dict[Request, None] = {}  # in order; first ones that run, or have ended
 
     @property
     def parked(self) -> list[Request]:
@@ -24,15 +28,23 @@ class Followers:
         if followers:
             self._followers[first] = followers
 
+    def notice(self, request: Request) -> None:
+        """To be told when any request has got a slot, or has ended."""
+        if request in self._followers:
+            self._noticed[request] = None
+
     def release(self) -> list[Request]:
         """The samples whose first one has computed the prompt in an earlier step, or has ended."""
         released: list[Request] = []
-        for first in list(self._followers):
-            computed = first.status is Status.RUNNING and first.num_computed_tokens >= first.num_prompt_tokens
-            if computed or first.status is Status.FINISHED:
-                for request in self._followers.pop(first):
-                    if request.status is not Status.FINISHED:
-                        request.num_cached_tokens = max(0, first.num_cached_tokens)  # the prompt counts once
-                        request.source = Source(first, first.num_preemptions)
-                        released.append(request)
+        for first in list(self._noticed):
+            if first.status is Status.RUNNING and first.num_computed_tokens < first.num_prompt_tokens:
+                continue
+            del self._noticed[first]
+            if first.status is Status.WAITING:  # preempted: it will be noticed again
+                continue
+            for request in self._followers.pop(first):
+                if request.status is not Status.FINISHED:
+                    request.num_cached_tokens = max(0, first.num_cached_tokens)  # the prompt counts once
+                    request.source = Source(first, first.num_preemptions)
+                    released.append(request)
         return released

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from jaxpaged.core.block_manager import BlockManager
+from jaxpaged.core.followers import Followers
 from jaxpaged.core.host_pool import HostPool
 from jaxpaged.core.request import Ending, Request, Status
 from jaxpaged.core.roster import Roster
@@ -18,6 +19,8 @@ class Residency:
       num_slots: most requests that run at once.
 
     Attributes:
+      roster: who runs and who waits.
+      followers: who waits for another sample of its request.
       num_preemptions: how often a request lost its blocks, ever.
       stale: running requests whose tokens the device does not know: the next step tells it.
     """
@@ -26,6 +29,7 @@ class Residency:
         self.block_manager = block_manager
         self.host_pool = HostPool(num_host_blocks)
         self.roster = Roster(num_slots)
+        self.followers = Followers()
         self.num_preemptions = 0
         self.stale: list[Request] = []
 
@@ -48,6 +52,7 @@ class Residency:
         """
         pool = self.block_manager
         self.roster.seat(request)
+        self.followers.notice(request)
         if request.host_key is not None:
             pool.refill(request, request.num_computed_tokens)
             self.host_pool.restore(request.host_key, request.block_ids)
@@ -95,6 +100,7 @@ class Residency:
             self._vacate(request)
         self._forget_copy(request)
         self.roster.leave(request)
+        self.followers.notice(request)
         request.finish_reason, request.stop_reason = ending
         cached = max(0, request.num_cached_tokens)
         return RequestUpdate(request.request_id, [], None, *ending, cached, request.index)

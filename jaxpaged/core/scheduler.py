@@ -31,7 +31,6 @@ from jaxpaged.core.beam_group import BeamGroup
 from jaxpaged.core.block_manager import BlockManager
 from jaxpaged.core.deadlines import Deadlines
 from jaxpaged.core.draft import Chunk, Draft
-from jaxpaged.core.followers import Followers
 from jaxpaged.core.intake import Intake
 from jaxpaged.core.request import Ending, Request, Status
 from jaxpaged.core.residency import Residency
@@ -88,7 +87,7 @@ class Scheduler:
         self.running, self.waiting = self.roster.running, self.roster.waiting
         self._requests = self.roster.samples
         self._deadlines = Deadlines(clock)
-        self._followers = Followers()
+        self._followers = self._residency.followers
         self._intake = Intake(self._residency)
         self._serials = itertools.count()
         self._unreported: list[RequestUpdate] = []

@@ -55,6 +55,20 @@ def test_samples_do_not_hold_up_others_while_the_prompt_is_computed():
     driver.check_solo()
 
 
+def test_nobody_looks_at_samples_whose_first_one_only_waits():
+    driver = Driver(num_blocks=60, block_size=4, max_num_seqs=3)
+    for i in range(20):
+        driver.add(f"r{i}", prompt_of(30, i), n=2, max_tokens=3)
+    followers = driver.scheduler._followers
+    driver.step()
+    assert list(followers._noticed) == driver.scheduler.running and len(followers.parked) == 20
+    driver.abort("r7", 0)
+    driver.step()
+    assert len(followers.parked) == 19 and driver.requests["r7#1"] in driver.scheduler.waiting
+    driver.run()
+    driver.check_solo()
+
+
 def test_cached_tokens_are_the_requests():
     """B35: a hit of the prompt counts once, though each sample reports it."""
     driver = run_samples(length=14)
