@@ -130,7 +130,7 @@ def _nth(mask: jax.Array, n: jax.Array) -> jax.Array:
 def _threshold(values: jax.Array, weights: jax.Array, needed: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The value down to which the weights reach `needed`, and what those above it leave missing.
 
-    It is built bit by bit on an order-preserving integer image of the floats: 32 passes instead of a sort.
+    The least of all values if, by rounding, all weights together do not. It is built bit by bit on an order-preserving integer image of the floats: 32 passes instead of a sort.
     """
     values = jnp.where(values == 0, 0.0, values)  # -0 and 0 are equals
     bits = jax.lax.bitcast_convert_type(values, jnp.uint32)
@@ -141,6 +141,6 @@ def _threshold(values: jax.Array, weights: jax.Array, needed: jax.Array) -> tupl
         candidate = threshold | (sign >> i.astype(jnp.uint32))
         return jnp.where(jnp.sum(jnp.where(keys >= candidate, weights, 0.0)) >= needed, candidate, threshold)
 
-    key = jax.lax.fori_loop(0, 32, refine, jnp.uint32(0))
+    key = jnp.maximum(jax.lax.fori_loop(0, 32, refine, jnp.uint32(0)), jnp.min(keys))
     missing = needed - jnp.sum(jnp.where(keys > key, weights, 0.0))
     return jax.lax.bitcast_convert_type(jnp.where(key >= sign, key & ~sign, ~key), jnp.float32), missing

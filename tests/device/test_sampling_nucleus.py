@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import msgspec
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -83,3 +84,24 @@ def test_flat_logits_of_a_whole_vocabulary():
 def test_order_is_by_logit_then_id():
     logits = jnp.array([1.0, 3.0, 1.0, 2.0, 1.0])
     assert comes_before(logits, jnp.int32(2)).tolist() == [True, True, False, True, False]
+
+
+@pytest.mark.parametrize(("size", "top_k", "rows"), [(1000, 500, 100), (1000, 1000, 50), (20_000, 300, 20)])
+def test_nearly_all_of_the_mass_is_never_nothing(size, top_k, rows):
+    """By rounding the mass that top-p needs may be more than the sum of all that top-k keeps."""
+    top_p = np.nextafter(np.float32(1), np.float32(0))
+    limits = Limits(*(jnp.asarray(x) for x in (top_k, top_p, -np.inf, top_k < size, True)))
+    logits = np.random.default_rng(0).normal(size=(rows, size)).astype(np.float32)
+    logits[:, ::3] = np.round(logits[:, ::3])  # equals, too
+
+    def keep_row(x):
+        scaled = x - jnp.max(x)
+        return kept(x, scaled, limits, needed_mass(x, scaled, limits))
+
+    masks = np.asarray(jax.jit(lambda x: jax.lax.map(keep_row, x))(logits))
+    for row, mask in zip(logits, masks, strict=True):
+        order = np.argsort(-row, kind="stable")
+        count = mask.sum()
+        assert set(np.flatnonzero(mask)) == set(order[:count]) and count <= top_k
+        weights = np.exp(row[order[:top_k]].astype(np.float64))
+        assert weights[:count].sum() > (1 - 1e-5) * weights.sum()
