@@ -40,7 +40,8 @@ class Samplers:
         Args:
           vocab_rows: of the head.
         """
-        self._options, self._state, self._vocab_rows = options, abstract((slots, wide)), vocab_rows
+        self._options, self._vocab_rows = options, vocab_rows
+        self._slots, self._wide = abstract((slots, wide))
         self.full: dict[int, jax.stages.Compiled] = {}
         self.plain: dict[int, jax.stages.Compiled] = {}
         self._featured: set[int] = set()  # slots whose latest request uses a feature
@@ -91,7 +92,7 @@ class Samplers:
     def full_program(self, num_rows: int) -> jax.stages.Compiled:
         """The program with all features, compiled once."""
         if num_rows not in self.full:
-            arguments = sample_arguments(*self._state, num_rows, self._vocab_rows)
+            arguments = sample_arguments(self._slots, self._wide, num_rows, self._vocab_rows)
             lowered = jax.jit(make_sample(self._options), donate_argnums=SAMPLE_DONATED).lower(*arguments)
             self.full[num_rows] = compile_step(lowered, compiler_options(jax.default_backend()))
         return self.full[num_rows]
@@ -99,7 +100,7 @@ class Samplers:
     def plain_program(self, num_rows: int) -> jax.stages.Compiled:
         """The program without any, compiled once."""
         if num_rows not in self.plain:
-            arguments = sample_plain_arguments(self._state[0], num_rows, self._vocab_rows)
+            arguments = sample_plain_arguments(self._slots, num_rows, self._vocab_rows)
             lowered = jax.jit(make_sample_plain(self._options), donate_argnums=SAMPLE_DONATED).lower(*arguments)
             self.plain[num_rows] = compile_step(lowered, compiler_options(jax.default_backend()))
         return self.plain[num_rows]
