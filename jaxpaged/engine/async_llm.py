@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from jaxpaged.config import EngineConfig
-from jaxpaged.core.request import Request
+from jaxpaged.core.request import Grammar, Request
 from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.core.step import RequestUpdate
 from jaxpaged.engine.engine_like import EngineLike
@@ -86,7 +86,8 @@ class AsyncLLM:
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._text_pool = ThreadPoolExecutor(1, thread_name_prefix="jaxpaged-text")
         self._grammars = GrammarCompiler(tokenizer, engine.vocab_size, engine.eos_token_ids)
-        self._grammar_pool = ThreadPoolExecutor(4, thread_name_prefix="jaxpaged-grammar")  # slow ones delay no text
+        self._grammar_pool = ThreadPoolExecutor(1, thread_name_prefix="jaxpaged-grammar")  # slow ones delay no text
+        self._grammar_pool.submit(self._grammars.prepare)  # if it fails, so does the first request with a grammar
         self._thread = threading.Thread(target=self._run, name="jaxpaged-engine", daemon=True)
         self._thread.start()
 
@@ -150,12 +151,7 @@ class AsyncLLM:
         external_id = request_id if request_id is not None else f"request-{number}"
         internal_id = f"{external_id}#{number}"  # a client's id may come twice, or again while its abort is under way
 
-        wanted = params.structured_outputs
-        grammar = None
-        if wanted is not None:
-            grammar = await self._off_loop(
-                self._grammar_pool, lambda: self._grammars.compile(wanted, ignore_eos=params.ignore_eos)
-            )
+        grammar = await self._grammar(params)
 
         text = prompt if isinstance(prompt, str) else None
 
@@ -177,6 +173,16 @@ class AsyncLLM:
             return PreparedRequest(request, external_id, text, offsets)
 
         return await self._off_loop(self._text_pool, make)
+
+    async def _grammar(self, params: SamplingParams) -> Grammar | None:
+        """What `structured_outputs` is compiled to. One that is known does not wait for those that are not."""
+        wanted, grammars = params.structured_outputs, self._grammars
+        if wanted is None:
+            return None
+        known = await self._off_loop(self._text_pool, lambda: grammars.find(wanted, ignore_eos=params.ignore_eos))
+        if known is not None:
+            return known
+        return await self._off_loop(self._grammar_pool, lambda: grammars.compile(wanted, ignore_eos=params.ignore_eos))
 
     def _encode(self, prompt: str, params: SamplingParams, add_special_tokens: bool) -> list[int]:
         if params.truncate_prompt_tokens is None:
@@ -242,20 +248,20 @@ class AsyncLLM:
         deadline = None if timeout is None else loop.time() + timeout
         while self._streams and self.error is None and (deadline is None or loop.time() < deadline):
             await asyncio.sleep(0.02)
-        for internal_id in list(self._streams):
-            self._deliver_abort(internal_id)
+        for internal_id, stream in list(self._streams.items()):
+            stream.call(functools.partial(self._deliver_abort, internal_id))
         await asyncio.sleep(0)  # let their readers see it
         await loop.run_in_executor(None, self.close)
 
     def close(self) -> None:
         """Stops the threads after the current step; requests that are still live fail."""
         self._closing = True
+        self._grammars.close()
         self._inbox.put(None)
         if threading.current_thread() is not self._thread:
             self._thread.join()
         for pool in (self._text_pool, self._grammar_pool):
             pool.shutdown(wait=False, cancel_futures=True)
-        self._grammars.close()
         self._fail_all(EngineDeadError("the engine was shut down"))
 
     # Below, in the event loop's thread.
@@ -263,8 +269,9 @@ class AsyncLLM:
     async def _off_loop(self, pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
         try:
             return await asyncio.get_running_loop().run_in_executor(pool, work)
-        except RuntimeError as e:
-            if self._closing:
+        except (RuntimeError, asyncio.CancelledError) as e:
+            task = asyncio.current_task()
+            if self._closing and not (task is not None and task.cancelling()):  # it was not the caller who cancelled
                 raise self._dead_error() from e
             raise
 

@@ -17,7 +17,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from jaxpaged.core.sampling_params import StructuredOutputs
 from jaxpaged.errors import UnsupportedError
-from jaxpaged.text.grammar_check import GrammarChecker, build_matcher, build_tokenizer, on_deep_stack
+from jaxpaged.text.grammar_check import GrammarChecker, Panic, build_matcher, build_tokenizer, on_deep_stack
 from jaxpaged.text.grammar_source import invalid, llguidance_source, reason
 from jaxpaged.text.tokenizer import Tokenizer
 
@@ -48,6 +48,7 @@ class GrammarCompiler:
         self._cache = GrammarCache(cache_bytes)
         self._lock = threading.Lock()  # one compilation at a time
         self._vocabulary: _Vocabulary | None = None
+        self._closed = False
 
     def compile(self, wanted: StructuredOutputs, *, ignore_eos: bool = False) -> LLGuidanceGrammar:
         """A grammar at its start, for one sample.
@@ -59,7 +60,7 @@ class GrammarCompiler:
           InvalidRequestError: it is not valid, not supported, too large or too hard, or matches no text.
         """
         source = llguidance_source(wanted)
-        key = hashlib.sha256(source.encode()).digest()
+        key = _digest(source)
         found = self._cache.get(key)
         if found is None:
             with self._lock:
@@ -67,6 +68,14 @@ class GrammarCompiler:
                 if found is None:
                     found, size = self._compile(source)
                     self._cache.put(key, found, size)
+        return self._begin(wanted, found, ignore_eos)
+
+    def find(self, wanted: StructuredOutputs, *, ignore_eos: bool = False) -> LLGuidanceGrammar | None:
+        """As `compile`, but waits for nobody: None if it would have to be compiled."""
+        found = self._cache.get(_digest(llguidance_source(wanted)))
+        return None if found is None else self._begin(wanted, found, ignore_eos)
+
+    def _begin(self, wanted: StructuredOutputs, found: LLMatcher | str, ignore_eos: bool) -> LLGuidanceGrammar:
         if isinstance(found, str):
             raise invalid(f"{wanted.kind}: {found}")
         assert self._vocabulary is not None
@@ -79,10 +88,10 @@ class GrammarCompiler:
         return grammar
 
     def close(self) -> None:
-        """Ends the process that tries out new grammars. Another `compile` starts one anew."""
-        with self._lock:
-            if self._vocabulary is not None:
-                self._vocabulary.checker.close()
+        """Ends the process that tries out new grammars, and with it what is being compiled: only `find` works on."""
+        self._closed = True
+        if self._vocabulary is not None:
+            self._vocabulary.checker.close()
 
     def prepare(self) -> None:
         """Builds what all grammars share, so that the first one does not wait for it: a second or more, if large."""
@@ -90,8 +99,10 @@ class GrammarCompiler:
             self._shared().checker.start()
 
     def _shared(self) -> _Vocabulary:
-        if self._vocabulary is None:
+        if self._vocabulary is None and not self._closed:
             self._vocabulary = _Vocabulary(self._tokenizer, self._vocab_size, self._eos_token_ids)
+        if self._closed or self._vocabulary is None:
+            raise RuntimeError("the compiler of grammars is closed")
         return self._vocabulary
 
     def _compile(self, source: str) -> tuple[LLMatcher | str, int]:
@@ -100,8 +111,15 @@ class GrammarCompiler:
         verdict = vocabulary.checker.check(source)
         if verdict.error:
             return reason(verdict.error), len(source)
-        matcher = on_deep_stack(lambda: build_matcher(vocabulary.tokens, source))
+        try:
+            matcher = on_deep_stack(lambda: build_matcher(vocabulary.tokens, source))
+        except Panic as error:
+            return reason(f"panic: {error}"), len(source)
         return (reason(matcher.get_error()) if matcher.is_error() else matcher), len(source) + verdict.size
+
+
+def _digest(source: str) -> bytes:
+    return hashlib.sha256(source.encode()).digest()
 
 
 class GrammarCache:

@@ -44,6 +44,10 @@ class Verdict(msgspec.Struct, array_like=True):
     size: int
 
 
+class Panic(Exception):
+    """A fault in llguidance."""
+
+
 class _Wrapper:
     """A vocabulary as `LLTokenizer` reads it. Its last token is the end of the text, known to the grammar alone."""
 
@@ -75,16 +79,26 @@ def build_matcher(tokenizer: LLTokenizer, source: str) -> LLMatcher:
 
 
 def on_deep_stack(function: Callable[[], Result]) -> Result:
-    """Runs something on a thread with STACK_BYTES of stack; it must not raise."""
+    """Runs something on a thread with STACK_BYTES of stack. Raises Panic if it fails there."""
     results: list[Result] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(function())
+        except BaseException as error:  # a panic of Rust is no Exception
+            errors.append(error)
+
     with _STACK_LOCK:
         before = threading.stack_size(STACK_BYTES)
         try:
-            thread = threading.Thread(target=lambda: results.append(function()), daemon=True)
+            thread = threading.Thread(target=run, daemon=True)
             thread.start()
         finally:
             threading.stack_size(before)
     thread.join()
+    if errors:
+        raise Panic(str(errors[0])) from errors[0]
     return results[0]
 
 
@@ -101,12 +115,16 @@ _LIMITS = LLParserLimits(
 
 
 class GrammarChecker:
-    """The child, started when it is first needed and again when it died. One grammar at a time; from one thread."""
+    """The child, started when it is first needed and again when it died. One grammar at a time, from one thread.
+
+    Only `close` may be called from another thread. It is for good: what is being checked raises RuntimeError.
+    """
 
     def __init__(self, tokens: Sequence[bytes]):
         self._vocabulary = msgspec.msgpack.encode(list(tokens))
         self._child: subprocess.Popen[bytes] | None = None
         self._end: Callable[[], Any] = lambda: None
+        self._closed = False
 
     def check(self, source: str) -> Verdict:
         """Compiles a grammar in the child."""
@@ -117,7 +135,7 @@ class GrammarChecker:
                 return verdict
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(1.0)
-            self.close()
+            self._bury()
             if child.returncode in _DEATHS:
                 break  # else it was killed by others: another try
         return Verdict(TOO_HARD, 0)
@@ -137,12 +155,21 @@ class GrammarChecker:
             watchdog.cancel()
 
     def close(self) -> None:
-        """Ends the child, if there is one."""
+        """Ends the child, if there is one, and starts no other."""
+        self._closed = True
+        child = self._child
+        if child is not None:
+            child.kill()
+            child.wait()
+
+    def _bury(self) -> None:
         self._end()
         self._child = None
 
     def start(self) -> subprocess.Popen[bytes]:
         """The child, ready."""
+        if self._closed:
+            raise RuntimeError("the checker of grammars is closed")
         if self._child is not None:
             return self._child
         env = {
@@ -156,11 +183,14 @@ class GrammarChecker:
         )
         self._child, self._end = child, weakref.finalize(self, _end, child)
         assert child.stdin is not None
+        if self._closed:  # meanwhile
+            self._bury()
+            raise RuntimeError("the checker of grammars is closed")
         try:
             _write(child.stdin, self._vocabulary)
             _read(child.stdout)  # it is ready
         except (OSError, EOFError) as error:
-            self.close()
+            self._bury()
             raise RuntimeError(f"the process that tries out grammars does not start: {command}") from error
         return child
 

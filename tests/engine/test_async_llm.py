@@ -20,6 +20,7 @@ from jaxpaged.text.bad_words import bad_word_ids
 from jaxpaged.text.grammar import GrammarCompiler
 from tests import tiny_tokenizers
 from tests.fake_engine import FakeEngine
+from tests.text.test_grammar import multiples
 
 TOKENIZER = tiny_tokenizers.byte_level()
 EOS = 2
@@ -170,6 +171,9 @@ class SlowGrammars:
     def __init__(self):
         self.go, self.closed = threading.Event(), False
 
+    def find(self, wanted: StructuredOutputs, **_: Any) -> Any:
+        return GrammarCompiler(TOKENIZER, TOKENIZER.vocab_size, [EOS]).compile(wanted) if wanted.choice else None
+
     def compile(self, wanted: StructuredOutputs, **_: Any) -> Any:
         assert self.go.wait(20)
         if wanted.regex == "bad":
@@ -187,6 +191,8 @@ def test_compiling_grammars_delays_no_other_request() -> None:
         llm._grammars = grammars
         wanted = [SamplingParams(structured_outputs=StructuredOutputs(regex=r)) for r in ["abc", "bad", "abd"]]
         slow = [asyncio.ensure_future(collect(llm, "x", params)) for params in wanted]
+        known = SamplingParams(structured_outputs=StructuredOutputs(choice=["abc"]))
+        assert await collect(llm, "x", known) == "abc"
         assert await collect(llm, "x", SamplingParams(max_tokens=3)) == "abc"
         ids = await llm.render_chat([{"role": "user", "content": "hi"}])
         assert ids and not any(task.done() for task in slow)
@@ -196,6 +202,48 @@ def test_compiling_grammars_delays_no_other_request() -> None:
 
     play(engine, test)
     assert grammars.closed
+
+
+def test_shutdown_does_not_wait_for_grammars() -> None:
+    hard = [
+        SamplingParams(structured_outputs=StructuredOutputs(json=multiples(123_456_001 + i))) for i in range(2, 18, 2)
+    ]
+
+    async def main() -> None:
+        llm = AsyncLLM(fake(), TOKENIZER)
+        await collect(llm, "a", SamplingParams(structured_outputs=StructuredOutputs(regex="a")))
+        tasks = [asyncio.ensure_future(collect(llm, "a", params)) for params in hard]
+        await asyncio.sleep(0.1)
+        start = time.monotonic()
+        await llm.shutdown()
+        assert time.monotonic() - start < 3
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [type(r) for r in results] == [EngineDeadError] * 8
+        child = llm._grammars._vocabulary.checker._child
+        assert child is None or child.poll() is not None
+
+    asyncio.run(main())
+
+
+def test_readers_in_other_event_loops_are_told_there() -> None:
+    """By a shutdown in this one."""
+    llm, told = AsyncLLM(fake([5], delay=0.002), TOKENIZER), []
+
+    async def read() -> None:
+        told.extend([output.finish_reason async for output in llm.generate("x", LONG)])
+
+    async def main() -> None:
+        thread = threading.Thread(target=lambda: asyncio.run(read()))
+        thread.start()
+        await until(lambda: bool(llm._streams))
+        (stream,) = llm._streams.values()
+        put, threads = stream.put, []
+        stream.put = lambda output: (threads.append(threading.current_thread()), put(output))
+        await llm.shutdown(timeout=0)
+        await asyncio.get_running_loop().run_in_executor(None, thread.join, 5)
+        assert set(threads) == {thread} and told[-1] == "abort"
+
+    asyncio.run(main())
 
 
 def test_scores_of_long_prompts_delay_no_other_reader() -> None:

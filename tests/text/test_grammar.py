@@ -462,7 +462,8 @@ def test_a_limit_within_a_text_is_an_error_of_that_text(compiler):
     assert allowed(other) == [i for i in range(HEAD) if i in (a,)]
 
 
-def test_the_child_comes_back(compiler):
+def test_the_child_comes_back_until_it_is_closed():
+    compiler = GrammarCompiler(BYTE_LEVEL, HEAD, [EOS])
     compiler.compile(S(regex="x1"))
     child = compiler._vocabulary.checker._child
     assert child.poll() is None
@@ -472,8 +473,33 @@ def test_the_child_comes_back(compiler):
         compiler.compile(S(json=multiples(101, 103, 107, 109)))
     assert feed(compiler.compile(S(regex="x3")), "x3")
     compiler.close()
-    assert compiler._vocabulary.checker._child is None
-    assert feed(compiler.compile(S(regex="x4")), "x4")
+    assert compiler._vocabulary.checker._child.poll() is not None
+    assert feed(compiler.find(S(regex="x3")), "x3") and compiler.find(S(regex="x4")) is None
+    with pytest.raises(RuntimeError, match="closed"):
+        compiler.compile(S(regex="x4"))
+
+
+def test_known_grammars_wait_for_no_other_and_closing_for_none():
+    compiler = GrammarCompiler(BYTE_LEVEL, HEAD, [EOS])
+    known = S(regex="ab")
+    assert compiler.find(known) is None
+    compiler.compile(known)
+    with ThreadPoolExecutor(4) as pool:
+        hard = [pool.submit(compiler.compile, S(json=multiples(123_456_001 + 2 * i))) for i in range(8)]
+        time.sleep(0.05)
+        assert feed(compiler.find(known), "ab") and feed(compiler.compile(known), "ab")
+        assert not any(future.done() for future in hard[4:])
+        compiler.close()
+        start = time.monotonic()
+        errors = [str(future.exception()) for future in hard]
+        assert time.monotonic() - start < 3 and sum("closed" in error for error in errors) >= 7
+    child = compiler._vocabulary.checker._child
+    assert child is None or child.poll() is not None
+
+
+def test_a_fault_on_the_deep_stack_is_told():
+    with pytest.raises(grammar_check.Panic, match="oops"):
+        grammar_check.on_deep_stack(lambda: exec("raise KeyboardInterrupt('oops')"))
 
 
 def test_a_tokenizer_whose_bytes_are_unknown_is_refused():
