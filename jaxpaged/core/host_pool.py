@@ -47,10 +47,20 @@ class HostPool:
         if len(self._out) == launched:
             self._dropped.append(key)
 
+    @property
+    def has_dropped(self) -> bool:
+        """Whether there are copies in host memory that nobody will ask for."""
+        return bool(self._dropped)
+
+    def take_dropped(self) -> list[int]:
+        """Their keys, each told once."""
+        dropped, self._dropped = self._dropped, []
+        return dropped
+
     def flush(self, step: Step) -> None:
         """Puts what is to be moved into a step that will be launched."""
-        step.swap_out, step.swap_in, step.dropped = self._out, self._in, self._dropped
-        self._out, self._in, self._dropped = [], [], []
+        step.dropped, step.swap_out, step.swap_in = self.take_dropped(), self._out, self._in
+        self._out, self._in = [], []
 
     def check_invariants(self, copies: dict[int, int]) -> None:
         """Raises AssertionError unless the books agree with `copies`: key -> blocks, of each request that has one."""

@@ -94,11 +94,11 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether any request is unfinished or has an update that nobody has fetched.
+        """Whether any request is unfinished or has an update that nobody has fetched, or a host copy is left over.
 
         `schedule` may still return None while the last token is in flight.
         """
-        return bool(self._requests or self._unreported)
+        return bool(self._requests or self._unreported or self._residency.host_pool.has_dropped)
 
     @property
     def num_preemptions(self) -> int:
@@ -209,6 +209,13 @@ class Scheduler:
         """
         updates, self._unreported = self._unreported, []
         return updates
+
+    def take_dropped(self) -> list[int]:
+        """Keys of host copies that nobody will ask for, each told once.
+
+        A step tells them too. So an engine asks here when `schedule` has given none, and frees them.
+        """
+        return self._residency.host_pool.take_dropped()
 
     def reset_prefix_cache(self) -> None:
         """Forgets every cached prefix, and the host copies: call it when the weights change."""

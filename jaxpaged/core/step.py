@@ -65,7 +65,7 @@ class PromptRange:
 class Step:
     """One step's work. Parallel lists, a row a request; rows with one token come first.
 
-    The device does what a step says in this order: `swap_out`, `dropped`, `swap_in`, `copies`, admissions and new
+    The device does what a step says in this order: `dropped`, `swap_out`, `swap_in`, `copies`, admissions and new
     blocks, then the forward pass. So a swap or copy sees what earlier steps have written, nothing of this one.
 
     Row r feeds tokens `starts[r] .. starts[r] + num_tokens[r] - 1` of the sequence in slot `slots[r]`.

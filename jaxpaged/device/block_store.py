@@ -51,13 +51,17 @@ class BlockStore:
 
     def apply(self, kv_pages: jax.Array, step: Step) -> jax.Array:
         """The pool after a step's swaps and copies, in the order that `Step` states."""
+        self.drop(step.dropped)
         for swap in step.swap_out:
             self._host[swap.key] = self._swap_out(kv_pages, swap.block_ids)
-        for key in step.dropped:
-            self._host.pop(key, None)  # a launch that failed may have left nothing
         for swap in step.swap_in:
             kv_pages = self._swap_in(kv_pages, swap.block_ids, self._host.pop(swap.key))
         return self._copy(kv_pages, step.copies) if step.copies else kv_pages
+
+    def drop(self, keys: Sequence[int]) -> None:
+        """Frees copies in host memory."""
+        for key in keys:
+            self._host.pop(key, None)  # a launch that failed may have left nothing
 
     def _copy(self, kv_pages: jax.Array, copies: Sequence[tuple[int, int]]) -> jax.Array:
         for i in range(0, len(copies), COPY_WIDTH):

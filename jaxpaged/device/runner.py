@@ -5,7 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -195,6 +195,10 @@ class Runner:
             if not step.masked:
                 self._sample(launched)
         return launched
+
+    def drop(self, keys: Sequence[int]) -> None:
+        """Frees host copies of blocks, where no step is to be launched that would say so."""
+        self._blocks.drop(keys)
 
     def sample(self, launched: Launched, masks: np.ndarray) -> None:
         """Starts the sampling of a launched step with `masked` rows.

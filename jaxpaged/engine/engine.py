@@ -194,6 +194,8 @@ class Engine:
     def _step(self) -> list[RequestUpdate]:
         scheduled = self.scheduler.schedule()
         launched = self.runner.launch(scheduled) if scheduled else None
+        if launched is None and (left_over := self.scheduler.take_dropped()):
+            self.runner.drop(left_over)
         if not self.config.overlap:
             return [*self._sample_masked(launched), *self._collect(launched)]
         updates = self._collect(self._in_flight)  # moves on the grammars, on which the masks depend

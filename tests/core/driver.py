@@ -123,6 +123,8 @@ class Driver:
         if step:
             self._check_step(step, before)
             self.device.launch(step)
+        else:
+            self.device.drop(self.scheduler.take_dropped())
         # A mask is known when all tokens before it are; the engine is never more than one step ahead.
         ahead = min(self.overlap, 1) if step and step.masked else self.overlap
         updates: list[RequestUpdate] = []
@@ -146,6 +148,7 @@ class Driver:
             assert limit, "requests that never end"
         assert not self.manager.num_used_blocks, "blocks are lost"
         assert not self.scheduler._residency.host_pool.num_used_blocks, "host blocks are lost"
+        assert not self.device.host, "host copies are left"
 
     def check_solo(self, *keys: str) -> None:
         """Each sample streamed exactly what it would have alone; one that was cut short, a part of it."""

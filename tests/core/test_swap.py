@@ -114,6 +114,18 @@ def test_an_abort_gives_the_budget_back_at_once_and_the_copy_later():
     driver.check_solo()
 
 
+def test_the_last_abort_leaves_no_copy():
+    driver = make(num_blocks=8)
+    driver.add("first", prompt_of(9, 1), max_tokens=18)
+    request = driver.add("a", prompt_of(9), max_tokens=18)
+    step_until(driver, lambda: request.host_key in driver.device.host)
+    for name in ("first", "a"):
+        driver.abort(name)
+    assert driver.scheduler.has_work
+    driver.run()
+    assert driver.last_step is None and not driver.device.host
+
+
 def test_an_abort_before_the_copy_was_made_asks_for_none():
     driver = make()
     driver.add("first", prompt_of(9, 1), max_tokens=18)

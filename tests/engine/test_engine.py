@@ -106,6 +106,20 @@ def test_who_leaves_itself_no_token_fails_alone(asked, make_engine):
     assert (again.token_ids, other.token_ids) == (warm.token_ids, neighbour.token_ids)
 
 
+def test_the_last_abort_frees_host_memory(make_engine):
+    engine = make_engine(blocks=8, scheduling={"num_host_blocks": 50})
+    for i in range(4):
+        engine.add_request(engine.make_request(f"r{i}", prompt(30, i), SamplingParams(temperature=0, max_tokens=60)))
+    store = engine.runner._blocks
+    while not store.num_swapped_blocks:
+        engine.step()
+    for i in range(4):
+        engine.abort(f"r{i}")
+    while engine.has_work:
+        engine.step()
+    assert store.num_swapped_blocks == 0
+
+
 # --- sizes -----------------------------------------------------------------------------------------------------
 
 
