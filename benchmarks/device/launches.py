@@ -4,31 +4,41 @@ from __future__ import annotations
 
 import collections
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 # The sequence that is run; where no pass changed it there is only the first file.
-_FILES = ("*thunk_sequence_after_thunk_passes.txt", "*thunk_sequence.txt")
+_FILES = ("thunk_sequence_after_thunk_passes.txt", "thunk_sequence.txt")
 _THUNK = re.compile(r"^(\s*)\d+: (k\w+)", re.MULTILINE)
 _GRAPH = "kCommandBuffer"
 
 
-def dump_options(folder: Path) -> dict[str, Any]:
-    """Compiler options that write the dump."""
-    return {"xla_dump_to": str(folder), "xla_dump_hlo_module_re": "jit_step"}
+def module_name(function: Callable[..., Any]) -> str:
+    """What XLA calls the program of a jitted function."""
+    return f"jit_{function.__name__}"
 
 
-def count(folder: Path) -> dict[str, Any]:
-    """Launches of the program that was dumped there.
+def dump_options(folder: Path, function: Callable[..., Any]) -> dict[str, Any]:
+    """Compiler options that write the dump of the function's program."""
+    return {"xla_dump_to": str(folder), "xla_dump_hlo_module_re": f"^{module_name(function)}$"}
+
+
+def count(folder: Path, function: Callable[..., Any]) -> dict[str, Any]:
+    """Launches of the function's program, which was dumped there.
 
     Returns:
       `graphs`; `launches` in all, those of every branch, and `in_graphs` of them; `syncs`, branches and loops outside
       any graph, for which the host waits until it can read which way they go; `kinds`, how many there are of each.
-      Empty if there is no dump: only GPU programs have one.
+
+    Raises:
+      FileNotFoundError: there is no dump; only GPU programs have one.
+      ValueError: it lists nothing.
     """
-    files = next((found for pattern in _FILES if (found := sorted(folder.glob(pattern)))), None)
+    names = [f"*.{module_name(function)}.*{name}" for name in _FILES]
+    files = next((found for name in names if (found := sorted(folder.glob(name)))), None)
     if not files:
-        return {}
+        raise FileNotFoundError(f"XLA wrote no thunks of {module_name(function)} to {folder}")
     kinds: collections.Counter[str] = collections.Counter()
     graphs = in_graphs = syncs = 0
     depth = None  # indentation of the graph that we are in
@@ -42,6 +52,8 @@ def count(folder: Path) -> dict[str, Any]:
             kinds[kind] += 1
             in_graphs += depth is not None
             syncs += not indent and kind in ("kConditional", "kWhile")
+    if not kinds:
+        raise ValueError(f"no thunks in {files[-1]}")
     return {
         "graphs": graphs,
         "launches": kinds.total(),

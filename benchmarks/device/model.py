@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -35,7 +35,15 @@ from jaxpaged.device import kv_cache  # noqa: E402
 from jaxpaged.device.buckets import Bucket, BucketTable  # noqa: E402
 from jaxpaged.device.platform import platform  # noqa: E402
 from jaxpaged.device.runner import Runner  # noqa: E402
-from jaxpaged.device.step_program import FORWARD_DONATED, compiler_options, forward_arguments, make_forward  # noqa: E402
+from jaxpaged.device.step_program import (  # noqa: E402
+    FORWARD_DONATED,
+    SAMPLE_DONATED,
+    compiler_options,
+    forward_arguments,
+    make_forward,
+    make_sample_plain,
+    sample_plain_arguments,
+)
 from jaxpaged.engine.engine import Engine  # noqa: E402
 
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=None)
@@ -161,14 +169,13 @@ class Model:
 
     def decode(self, rows: int, variant: str = "") -> Mapping[str, Any]:
         """Steps of `rows` requests, each launched before the one before it is collected."""
-        sizes, programs = self.sizes, self.runner.programs
-        kept = dict(programs)
+        sizes, runner = self.sizes, self.runner
+        forwards, samplers = dict(runner.programs), dict(runner.samplers.plain)
         found = self._compile(Bucket(rows, rows), variant)
         steps = [self._decode_step(rows, i) for i in range(sizes.warm + sizes.steps)]
         times = self._times(steps)
         if variant:  # the engine's own again
-            programs.clear()
-            programs.update(kept)
+            runner.programs, runner.samplers.plain = forwards, samplers
         read = self._weight_bytes() + rows * (sizes.context + sizes.steps // 2) * self._kv_bytes_per_token()
         rate = self._context.fact("copy", "bytes_per_s")
         floor = read / rate if rate else None
@@ -263,29 +270,45 @@ class Model:
         }
 
     def _compile(self, bucket: Bucket, variant: str = "") -> dict[str, Any]:
-        """Compiles a bucket's forward pass, and puts it where the runner finds it. Returns what it launches."""
+        """Compiles a bucket's forward pass and its sampling, and puts them where the runner finds them.
+
+        Returns:
+          What they take and launch; that of sampling as `sample_...`.
+        """
         runner = self.runner
         if bucket in runner.programs and not variant:
             return {}
-        folder = self._context.scratch / f"step-{bucket.tokens}-{bucket.rows}-{variant.replace(' ', '-')}"
-        options = compiler_options(jax.default_backend()) | VARIANTS.get(variant, {})
-        options = {name: value for name, value in options.items() if value is not None}
-        if platform() == "gpu":
-            options |= launches.dump_options(folder)
-        arguments = forward_arguments(runner.params, runner.kv_pages, runner.slots, bucket, self.options.block_size)
+        num_rows = runner.buckets.num_logits(bucket)
+        forward = make_forward(runner.module, runner.step_options, bucket, num_rows)
+        sample = make_sample_plain(runner.step_options)  # all requests are greedy
+        sizes = forward_arguments(runner.params, runner.kv_pages, runner.slots, bucket, self.options.block_size)
+        logits = sample_plain_arguments(runner.slots, num_rows, self.config.vocab_size)
         start = time.perf_counter()
-        num_logits = runner.buckets.num_logits(bucket)
-        forward = make_forward(runner.module, runner.step_options, bucket, num_logits)
-        compiled = jax.jit(forward, donate_argnums=FORWARD_DONATED).lower(*arguments).compile(options)
-        runner.sampler(num_logits)
+        name = f"step-{bucket.tokens}-{bucket.rows}-{variant.replace(' ', '-')}"
+        runner.programs[bucket], found = self._compiled(forward, FORWARD_DONATED, sizes, name, variant)
+        runner.samplers.plain[num_rows], of_sample = self._compiled(sample, SAMPLE_DONATED, logits, name, variant)
         self.compile_seconds = time.perf_counter() - start
-        runner.programs[bucket] = compiled
+        sampling = {f"sample_{key}": value for key, value in of_sample.items()}
+        return {"compile_s": self.compile_seconds, **found, **sampling}
+
+    def _compiled(
+        self,
+        function: Callable[..., Any],
+        donated: tuple[int, ...],
+        arguments: tuple[Any, ...],
+        name: str,
+        variant: str,
+    ) -> tuple[jax.stages.Compiled, dict[str, Any]]:
+        """A program, and what it takes and launches."""
+        folder, on_gpu = self._context.scratch / name, platform() == "gpu"
+        options = compiler_options(jax.default_backend()) | VARIANTS.get(variant, {})
+        options = {key: value for key, value in options.items() if value is not None}
+        if on_gpu:
+            options |= launches.dump_options(folder, function)
+        compiled = jax.jit(function, donate_argnums=donated).lower(*arguments).compile(options)
         analysis = compiled.memory_analysis()
-        return {
-            "compile_s": self.compile_seconds,
-            "temp_bytes": analysis.temp_size_in_bytes if analysis else None,
-            **launches.count(folder),
-        }
+        found = {"temp_bytes": analysis.temp_size_in_bytes if analysis else None}
+        return compiled, found | (launches.count(folder, function) if on_gpu else {})
 
     def _decode_step(self, rows: int, index: int) -> Step:
         """Step `index` of `rows` requests; the first tells the device what they are."""

@@ -21,6 +21,7 @@ def install() -> list[str]:
     if "msgspec" in sys.modules or importlib.util.find_spec("msgspec"):
         return []
     module = types.ModuleType("msgspec")
-    module.Struct = Struct  # pyright: ignore[reportAttributeAccessIssue]
+    structs = types.SimpleNamespace(fields=dataclasses.fields, replace=dataclasses.replace)
+    module.Struct, module.structs = Struct, structs  # pyright: ignore[reportAttributeAccessIssue]
     sys.modules["msgspec"] = module
     return ["msgspec"]

@@ -10,11 +10,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 
 from benchmarks import device_check, record
 from benchmarks.device import launches, stand_ins, summary
 from benchmarks.device.worker import Context, Report, read
+from jaxpaged.device.abstract_step import AbstractProgram, abstract_step
 
 BAD_STAGE = """
 import os, time
@@ -77,6 +79,16 @@ def test_facts_of_earlier_stages_are_found() -> None:
     assert context.fact("copy", "bytes_per_s") == 4e12 and context.fact("matmul", "flops_per_s") is None
 
 
+SMALL = {
+    "model_type": "llama",
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 64,
+}
 THUNKS = """\
 000: kCommandBuffer [source       | next=097 (1)]
     001: kCopy         [source       | next=004 (3)] kCopy
@@ -91,13 +103,31 @@ THUNKS = """\
 
 
 def test_launches_in_and_outside_graphs_are_told_apart(tmp_path: Path) -> None:
-    assert launches.count(tmp_path) == {}
+    def step() -> None: ...
+
+    with pytest.raises(FileNotFoundError, match="jit_step"):
+        launches.count(tmp_path, step)
     (tmp_path / "module_1.jit_step.thunk_sequence.txt").write_text("001: kCopy [source | sink] kCopy\n")
-    assert launches.count(tmp_path)["launches"] == 1
+    (tmp_path / "module_2.jit_step_two.thunk_sequence_after_thunk_passes.txt").write_text("")
+    assert launches.count(tmp_path, step)["launches"] == 1
     (tmp_path / "module_1.jit_step.thunk_sequence_after_thunk_passes.txt").write_text(THUNKS)
-    found = launches.count(tmp_path)
+    found = launches.count(tmp_path, step)
     assert (found["graphs"], found["launches"], found["in_graphs"], found["syncs"]) == (1, 6, 3, 1)
     assert found["kinds"] == {"kCustomKernel": 3, "kConditional": 2, "kCopy": 1}
+
+
+@pytest.mark.parametrize("kind", ["forward", "sample_plain"])
+def test_the_engines_programs_are_dumped_under_the_names_that_are_looked_for(tmp_path: Path, kind: str) -> None:
+    program: AbstractProgram = getattr(abstract_step(SMALL, rows=1, platform="cpu", pool_bytes=1 << 16), kind)
+    lowered = jax.jit(program.function, donate_argnums=program.donate_argnums).lower(*program.args)
+    lowered.compile(launches.dump_options(tmp_path, program.function))
+    (found,) = tmp_path.glob("*.cpu_after_optimizations.txt")  # no thunks, but named as they are
+    thunks = Path(str(found).replace("cpu_after_optimizations", "thunk_sequence"))
+    thunks.write_text("")
+    with pytest.raises(ValueError, match="no thunks"):
+        launches.count(tmp_path, program.function)
+    thunks.write_text(THUNKS)
+    assert launches.count(tmp_path, program.function)["launches"] == 6
 
 
 def test_the_stand_in_for_msgspec_is_enough_for_a_step() -> None:
