@@ -52,11 +52,18 @@ def mask_padding(logits: jax.Array, vocab_size: int) -> jax.Array:
 
 def top_logprobs(logits: jax.Array, token: jax.Array, columns: int) -> Logprobs:
     """Of `token` and the `columns` most likely ones; what the vocabulary does not have is id 0 at -inf."""
+    logits = jnp.where(logits == 0, 0.0, logits)  # `top_k` would put -0 after 0, whatever their ids
     best, ids = jax.lax.top_k(logits, min(columns, len(logits)))
     pad = (0, columns - len(ids))
     logprobs = jnp.pad(best - _normalizer(logits), pad, constant_values=-jnp.inf)
     ranks = 1 + jnp.arange(columns, dtype=jnp.int32)
     return Logprobs(*_of_token(logits, token), jnp.pad(ids, pad), logprobs, ranks)
+
+
+def sampled_logprob(logits: jax.Array, token: jax.Array, columns: int) -> Logprobs:
+    """Of `token` alone."""
+    logprob, rank = _of_token(logits, token)
+    return no_logprobs(columns)._replace(logprob=logprob, rank=rank)
 
 
 def given_logprobs(logits: jax.Array, token: jax.Array, ids: jax.Array, columns: int) -> Logprobs:

@@ -19,7 +19,7 @@ from jaxpaged.device.bans import bad_word_ends, ban_ids, keep_masked
 from jaxpaged.device.draw import argmax, draw
 from jaxpaged.device.gumbel import request_key
 from jaxpaged.device.logits_processor import LogitsProcessor, apply_processors
-from jaxpaged.device.logprobs import Logprobs, given_logprobs, mask_padding, no_logprobs, top_logprobs
+from jaxpaged.device.logprobs import Logprobs, given_logprobs, mask_padding, no_logprobs, sampled_logprob, top_logprobs
 from jaxpaged.device.nucleus import Limits, kept, needed_mass
 from jaxpaged.device.options import Options
 from jaxpaged.device.penalties import penalize
@@ -256,15 +256,22 @@ class _Sampler:
 
     def _logprobs(self, logits: jax.Array, token: jax.Array, slot: jax.Array, branches: _Branches) -> Logprobs:
         """Of the token, and of the most likely ones or those that the row names."""
-        uses_ids = self._uses(slot, Feature.LOGPROB_IDS)
-        top = top_logprobs(logits, token, self.max_logprobs)
 
-        def of_ids() -> Logprobs:
-            ids = jnp.where(uses_ids, self.options.logprob_ids[slot], NO_TOKEN)
-            given = given_logprobs(logits, token, ids, self.max_logprobs)
-            return jax.tree.map(lambda a, b: jnp.where(uses_ids, a, b), given, top)
+        def instead(feature: Feature, make: Callable[[], Logprobs], otherwise: Logprobs) -> Logprobs:
+            """What a row that uses the feature gets; made only if there is one."""
+            uses = self._uses(slot, feature)
+            return jax.lax.cond(
+                branches.features & feature != 0,
+                lambda: jax.tree.map(lambda a, b: jnp.where(uses, a, b), make(), otherwise),
+                lambda: otherwise,
+            )
 
-        wanted = branches.features & Feature.LOGPROB_IDS != 0
-        logprobs = jax.lax.cond(wanted, of_ids, lambda: top)
+        def given() -> Logprobs:
+            ids = jnp.where(self._uses(slot, Feature.LOGPROB_IDS), self.options.logprob_ids[slot], NO_TOKEN)
+            return given_logprobs(logits, token, ids, self.max_logprobs)
+
+        logprobs = sampled_logprob(logits, token, self.max_logprobs)
+        logprobs = instead(Feature.TOP_LOGPROBS, lambda: top_logprobs(logits, token, self.max_logprobs), logprobs)
+        logprobs = instead(Feature.LOGPROB_IDS, given, logprobs)
         own = self._uses(slot, Feature.LOGPROBS)
         return jax.tree.map(lambda x: jnp.where(own, x, 0), logprobs)

@@ -39,6 +39,7 @@ class Feature(enum.IntFlag):
     TOP_K = enum.auto()
     TOP_P = enum.auto()
     LOGPROBS = enum.auto()
+    TOP_LOGPROBS = enum.auto()  # of the most likely tokens too
     PROCESSED_LOGPROBS = enum.auto()  # of what is sampled from
     LOGPROB_IDS = enum.auto()  # of given tokens
 
@@ -51,7 +52,8 @@ def features(request: Request, logprobs_mode: str = "raw_logprobs") -> Feature:
     """
     params = request.params
     beams = params.use_beam_search
-    wants_logprobs = params.num_logprobs is not None
+    wants_logprobs, given = params.num_logprobs is not None, params.logprob_token_ids is not None
+    random = not params.greedy and not beams
     processed = beams or (params.logprobs_mode or logprobs_mode) == "processed_logprobs"
     used = {
         Feature.ALLOWED_IDS: params.allowed_token_ids is not None,
@@ -61,12 +63,13 @@ def features(request: Request, logprobs_mode: str = "raw_logprobs") -> Feature:
         Feature.LOGIT_BIAS: bool(params.logit_bias),
         Feature.PENALTIES: (params.presence_penalty, params.frequency_penalty, params.repetition_penalty) != (0, 0, 1),
         Feature.PROCESSORS: bool(params.logits_processors),
-        Feature.RANDOM: not params.greedy and not beams,
-        Feature.TOP_K: params.top_k > 0,
-        Feature.TOP_P: params.top_p < 1,
+        Feature.RANDOM: random,
+        Feature.TOP_K: random and params.top_k > 0,
+        Feature.TOP_P: random and params.top_p < 1,
         Feature.LOGPROBS: wants_logprobs,
+        Feature.TOP_LOGPROBS: params.num_logprobs not in (None, 0) and not given,
         Feature.PROCESSED_LOGPROBS: wants_logprobs and processed,
-        Feature.LOGPROB_IDS: params.logprob_token_ids is not None,
+        Feature.LOGPROB_IDS: given,
     }
     return Feature(sum(flag for flag, is_used in used.items() if is_used))
 

@@ -111,3 +111,24 @@ def test_equals_share_a_rank_and_more_columns_than_tokens_are_empty():
     assert result.rank[0] == 2
     assert result.top_ids[0].tolist() == [2, 0, 1, 3, 0, 0]
     assert np.isneginf(result.top_logprobs[0, 4:]).all()
+
+
+def test_the_most_likely_ones_are_not_looked_for_if_none_is_asked_for():
+    """Neither with none asked for nor with given ids; a neighbour that wants them changes nothing."""
+    logits = some_logits(4)
+    none, ids = (
+        SamplingParams(temperature=0, **o) for o in ({"logprobs": 0}, {"logprobs": 1, "logprob_token_ids": [5]})
+    )
+    for params in (none, ids):
+        alone = sample_rows(logits, make_request(params))
+        beside = sample_rows(logits, make_request(params), make_request(SamplingParams(temperature=0, logprobs=2)))
+        for one, two in zip(alone, beside, strict=True):
+            np.testing.assert_array_equal(one[0], two[0])
+        assert alone.ranks[0] == 1 and alone.logprobs[0] == pytest.approx(raw_logprobs(logits).max(), abs=1e-5)
+    assert not sample_rows(logits, make_request(none)).top_ids[0].any()
+
+
+def test_zeros_of_either_sign_are_equals():
+    logits = jnp.array([[-1.0, -0.0, 0.0, -0.0]])
+    result = token_logprobs(logits, jnp.array([1]), vocab_size=4, columns=4)
+    assert result.top_ids[0].tolist() == [1, 2, 3, 0] and result.rank[0] == 1

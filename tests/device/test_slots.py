@@ -11,6 +11,7 @@ from jaxpaged.core.step import Admission
 from jaxpaged.device.slots import NO_TOKEN, Feature, admission_size, admit, empty_slots, features, pack_admission
 
 MAX_LEN, PAGES = 32, 4
+TOP = Feature.LOGPROBS | Feature.TOP_LOGPROBS
 
 
 def make_request(params: SamplingParams, **fields) -> Request:
@@ -83,7 +84,7 @@ class _Grammar:
     ("fields", "expected"),
     [
         ({"temperature": 0}, Feature(0)),
-        ({"top_k": 1}, Feature.TOP_K),
+        ({"top_k": 1, "top_p": 0.5}, Feature(0)),
         ({}, Feature.RANDOM),
         ({"top_k": 5, "top_p": 0.5}, Feature.RANDOM | Feature.TOP_K | Feature.TOP_P),
         ({"temperature": 0, "min_tokens": 1}, Feature.MIN_TOKENS),
@@ -96,10 +97,10 @@ class _Grammar:
         ({"temperature": 0, "logits_processors": {"a": {}}}, Feature.PROCESSORS),
         ({"temperature": 0, "logprobs": 0}, Feature.LOGPROBS),
         ({"temperature": 0, "logprobs_mode": "processed_logprobs"}, Feature(0)),
-        ({"temperature": 0, "logprobs": 1, "logprobs_mode": "raw_logprobs"}, Feature.LOGPROBS),
+        ({"temperature": 0, "logprobs": 1, "logprobs_mode": "raw_logprobs"}, TOP),
         ({"temperature": 0, "logprobs": 1, "logprob_token_ids": [1]}, Feature.LOGPROBS | Feature.LOGPROB_IDS),
         ({"best_of": 2}, Feature.RANDOM | Feature.LOGPROBS),
-        ({"use_beam_search": True}, Feature.LOGPROBS | Feature.PROCESSED_LOGPROBS),
+        ({"use_beam_search": True}, TOP | Feature.PROCESSED_LOGPROBS),
     ],
     ids=str,
 )
@@ -115,9 +116,9 @@ def test_features_of_what_texts_became():
 
 def test_the_engine_says_which_logprobs_where_the_request_does_not():
     asked = make_request(SamplingParams(temperature=0, logprobs=1))
-    assert features(asked, "processed_logprobs") == Feature.LOGPROBS | Feature.PROCESSED_LOGPROBS
+    assert features(asked, "processed_logprobs") == TOP | Feature.PROCESSED_LOGPROBS
     raw = make_request(SamplingParams(temperature=0, logprobs=1, logprobs_mode="raw_logprobs"))
-    assert features(raw, "processed_logprobs") == Feature.LOGPROBS
+    assert features(raw, "processed_logprobs") == TOP
 
 
 def test_admission_copies_no_slots():
