@@ -36,8 +36,9 @@ class LogitsContext(NamedTuple):
 class LogitsProcessor:
     """A named function of one row's logits.
 
-    It runs after the penalties and before the temperature, under `jax.vmap`, for the rows that ask for it. What is
-    banned before it stays banned. A row that it makes NaN or infinite ends with an error, alone.
+    It runs after the penalties and before the temperature for the rows that ask for it, one by one: under `lax.map` on
+    CPU, under `jax.vmap` elsewhere. What is banned before it stays banned. A row that it makes NaN or infinite ends
+    with an error, alone.
 
     Attributes:
       name: what requests call it.
