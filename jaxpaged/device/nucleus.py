@@ -130,7 +130,8 @@ def _nth(mask: jax.Array, n: jax.Array) -> jax.Array:
 def _threshold(values: jax.Array, weights: jax.Array, needed: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The value down to which the weights reach `needed`, and what those above it leave missing.
 
-    The least of all values if, by rounding, all weights together do not. It is built bit by bit on an order-preserving integer image of the floats: 32 passes instead of a sort.
+    The least of all values if, by rounding, all weights together do not. It is built bit by bit on an order-preserving
+    integer image of the floats: 32 passes instead of a sort.
     """
     values = jnp.where(values == 0, 0.0, values)  # -0 and 0 are equals
     bits = jax.lax.bitcast_convert_type(values, jnp.uint32)
