@@ -18,6 +18,8 @@ from jaxpaged.errors import UnsupportedError
 if TYPE_CHECKING:
     from jaxpaged.text.tokenizer import Tokenizer
 
+_MOST_ENDS = 2  # tokens that a tokenizer puts behind a text
+_REPLACEMENT = "\ufffd"
 _UTF8 = codecs.getincrementaldecoder("utf-8")  # "replace" replaces what can never become a character
 
 
@@ -133,19 +135,47 @@ def prompt_text(
 
     Args:
       prompt: the text, if it was given as text: tokens that the tokenizer put around it have no place in it.
-      params: `skip_special_tokens`, for a prompt that was given as tokens.
+      params: `skip_special_tokens`, for a prompt that was given as tokens; `truncate_prompt_tokens`, which may have cut
+        off the beginning.
     """
-    if prompt is not None:
-        text, offsets = _spelled(tokenizer, token_ids, frozenset())
-        lead = text.find(prompt)
-        if lead < 0:  # the tokenizer changes texts (say, to lower case): the nearest that can be said
-            _, offsets = _spelled(tokenizer, token_ids, tokenizer.special_ids)
-        return prompt, [min(max(offset - max(lead, 0), 0), len(prompt)) for offset in offsets]
-    return _spelled(tokenizer, token_ids, tokenizer.special_ids if params.skip_special_tokens else frozenset())
+    if prompt is None:
+        skipped = tokenizer.special_ids if params.skip_special_tokens else frozenset()
+        return _spelled(tokenizer, token_ids, skipped)
+    shift, offsets = _aligned(tokenizer, token_ids, prompt, cut=params.truncate_prompt_tokens is not None)
+    return prompt, [min(max(offset + shift, 0), len(prompt)) for offset in offsets]
 
 
-def _spelled(tokenizer: Tokenizer, token_ids: Sequence[int], skipped: frozenset[int]) -> tuple[str, list[int]]:
-    pieces = _pieces(tokenizer, (), skipped)
+def _aligned(tokenizer: Tokenizer, token_ids: Sequence[int], prompt: str, *, cut: bool) -> tuple[int, list[int]]:
+    """What to add to the places of tokens in their text to get those in the prompt, and the places in their text.
+
+    Args:
+      cut: the tokens may be the end of the prompt only.
+    """
+    text, offsets = _spelled(tokenizer, token_ids, frozenset())
+    if prompt in text:
+        return -text.index(prompt), offsets
+    if cut:
+        text, offsets = _spelled(tokenizer, token_ids, frozenset(), inside=True)
+        for token_id, offset in [(None, len(text)), *zip(token_ids[::-1], offsets[::-1], strict=True)][
+            : 1 + _MOST_ENDS
+        ]:
+            if token_id is not None and token_id not in tokenizer.special_ids:
+                break
+            text = text[:offset]
+            whole = text.lstrip(_REPLACEMENT)  # the cut may go through a character: what is left of it starts there
+            if prompt.endswith(whole):
+                first = max(len(text) - len(whole) - 1, 0)
+                return len(prompt) - len(text), [max(offset, first) for offset in offsets]
+    # The tokenizer changes texts (say, to lower case): the nearest that can be said.
+    text, offsets = _spelled(tokenizer, token_ids, tokenizer.special_ids, inside=cut)
+    return len(prompt) - len(text) if cut else 0, offsets
+
+
+def _spelled(
+    tokenizer: Tokenizer, token_ids: Sequence[int], skipped: frozenset[int], *, inside: bool = False
+) -> tuple[str, list[int]]:
+    """Text of tokens, and where each starts in it. Args: inside: they do not begin a text."""
+    pieces = _pieces(tokenizer, token_ids[:1] if inside else (), skipped)
     text: list[str] = []
     offsets: list[int] = []
     length = 0

@@ -176,6 +176,28 @@ def test_where_a_prompts_tokens_are_in_its_text() -> None:
     assert offsets(wordpiece(), [1, 3, 4, 5], "Hello world") == ("Hello world", [0, 0, 5, 9])
 
 
+@pytest.mark.parametrize(
+    ("tokenizer", "text"),
+    [
+        (BYTE_LEVEL, "hello world abc"),
+        (BYTE_LEVEL, "aaaa abaa"),
+        (BYTE_LEVEL, "x🔥é!"),
+        (BYTE_LEVEL, "a<|im_end|>b<|im_end|>"),
+        (SENTENCEPIECE, "Hello world a x !"),
+    ],
+)
+def test_where_the_tokens_of_a_cut_prompt_are(tokenizer, text) -> None:
+    """Where they were before the cut; what is left of a character in it starts with that character."""
+    ids = tokenizer.encode(text)
+    _, whole = offsets(tokenizer, ids, text)
+    for keep in range(1, len(ids) + 1):
+        given, cut = offsets(tokenizer, ids[-keep:], text, truncate_prompt_tokens=keep)
+        assert (given, len(cut)) == (text, keep)
+        assert cut == whole[-keep:], keep
+    _, closed = offsets(tokenizer, [*ids[-2:], 0], text, truncate_prompt_tokens=3)
+    assert closed[:2] == whole[-2:]
+
+
 def test_a_stop_string_over_several_tokens_leaks_nothing() -> None:
     """B07."""
     ids = BYTE_LEVEL.ids("DEF", "G", "HI", "J")
