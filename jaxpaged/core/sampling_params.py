@@ -77,8 +77,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
       repetition_penalty: of tokens in prompt or output, divides positive logits and multiplies negative ones; 1 is off.
       logit_bias: token id -> what is added to its logit, -100 to 100.
       allowed_token_ids: nothing else is produced.
-      bad_words: texts that the output does not hold.
-      stop: strings that end the text.
+      bad_words: texts that the output does not hold in the tokens that spell them at the start of a text or behind a
+        space; spelled with other tokens they may come.
+      stop: strings that end the text. Beam search goes on: they only cut the texts that it found.
       include_stop_str_in_output: leave them, and a stop token's text, in it.
       stop_token_ids: token ids that end it, besides the model's EOS ids.
       ignore_eos: the model's EOS ids do not end it; `stop_token_ids` still do.
@@ -188,6 +189,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         if self.num_beams > MAX_BEAM_WIDTH or self.num_beams < self.n:
             raise InvalidRequestError(
                 f"beam_width={self.num_beams} must be from n={self.n} to {MAX_BEAM_WIDTH}", param="beam_width"
+            )
+        if self.beam_width is not None and self.best_of not in (None, self.beam_width):
+            raise InvalidRequestError(
+                f"best_of={self.best_of} contradicts beam_width={self.beam_width}: give one of them", param="best_of"
             )
         if self.max_tokens == 0:
             raise InvalidRequestError("beam search with max_tokens=0 finds nothing", param="max_tokens")

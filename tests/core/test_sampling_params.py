@@ -129,6 +129,9 @@ def test_samples_and_beams_are_counted():
     beams = SamplingParams(n=2, use_beam_search=True, beam_width=4)
     assert (beams.num_samples, beams.num_beams) == (1, 4)
     assert SamplingParams(use_beam_search=True, best_of=3).num_beams == 3
+    assert SamplingParams(use_beam_search=True, best_of=3, beam_width=3).num_beams == 3
+    with pytest.raises(InvalidRequestError, match="best_of=8"):
+        SamplingParams(use_beam_search=True, best_of=8, beam_width=4)
 
 
 def test_structured_outputs_take_exactly_one_kind():

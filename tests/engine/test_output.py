@@ -303,6 +303,17 @@ def test_sequences_of_a_beam_search_come_at_the_end_in_order() -> None:
         assert len(outputs) == 1
 
 
+def test_stop_strings_cut_the_texts_of_a_beam_search() -> None:
+    """It has gone on behind them."""
+    params = {"use_beam_search": True, "temperature": 0, "n": 2, "beam_width": 4, "max_tokens": 9, "stop": "o"}
+    (output,) = run(engine_for(by_index(["best", "good"])), "final", **params)
+    assert [(c.text, c.finish_reason, c.stop_reason) for c in output.outputs] == [
+        ("best", "stop", None),
+        ("g", "stop", "o"),
+    ]
+    assert [len(c.token_ids) for c in output.outputs] == [5, 2]
+
+
 def test_an_abort_ends_all_samples_that_still_run() -> None:
     engine, processor = engine_for(by_index(["abc", "", "abc"])), OutputProcessor(TOKENIZER)
     request = engine.make_request("r", [5, 6, 7], SamplingParams(n=3))

@@ -6,10 +6,11 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
 
+from jaxpaged.errors import InvalidRequestError
 from jaxpaged.text.bad_words import bad_word_ids
 from jaxpaged.text.tokenizer import Tokenizer
 from tests import tiny_tokenizers
@@ -49,6 +50,17 @@ def test_sequences_spell_their_word(merging, word) -> None:
     for pieces in bad_word_ids(merging, [word]):
         text = b"".join(map(merging.token_bytes, pieces)).decode()
         assert text.removeprefix(" ") == word.removeprefix(" ")
+
+
+def test_a_word_that_is_spelled_as_nothing_is_refused(merging) -> None:
+    backend = Backend.from_str(merging.hf.backend_tokenizer.to_str())
+    backend.normalizer = normalizers.Replace("\u200b", "")
+    tokenizer = Tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>"))
+    assert spelled(tokenizer, ["d\u200bog"]) == [["dog"], [" dog"]]
+    for words in (["\u200b"], ["dog", "\u200b"]):
+        with pytest.raises(InvalidRequestError, match="u200b") as caught:
+            bad_word_ids(tokenizer, words)
+        assert caught.value.param == "bad_words"
 
 
 def test_no_words() -> None:
