@@ -69,10 +69,12 @@ class LogprobFormat:
 
         Args:
           token_ids, offsets: the prompt's tokens, and where in the text they start.
-          positions: records of them, the first one None.
+          positions: records of them, the first one None; or none at all, if the request ended before its prompt was
+            scored: then null stands for each.
           count: how many of the likeliest tokens to give; -1: all.
           after: the object of the output.
         """
+        positions = [*positions, *[None] * (len(token_ids) - len(positions))]
         rivals = [p and self._top(p, p.top if count < 0 else p.top[:count]) for p in positions]
         tops, names = after["top_logprobs"], [self._name(t, self._tokenizer.token_bytes(t)) for t in token_ids]
         return {

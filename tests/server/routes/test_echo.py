@@ -212,3 +212,12 @@ def test_echo_of_a_chat_is_the_message_that_is_continued(live) -> None:
     assert live.post(CHAT, **body).json()["choices"][0]["message"]["content"] == " upon"
     messages[1]["content"] = [{"type": "text", "text": "Once"}]
     assert live.post(CHAT, messages=messages, echo=True).json()["choices"][0]["message"]["content"] == "Once upon"
+
+
+def test_a_prompt_that_was_not_scored_in_time_has_nulls(live) -> None:
+    """It ended before: the lists are as long as each other all the same."""
+    choice = live.post(PATH, prompt="abc", echo=True, logprobs=1, max_tokens=3, timeout=0).json()["choices"][0]
+    assert (choice["text"], choice["finish_reason"]) == ("abc", "abort")
+    logprobs = choice["logprobs"]
+    assert logprobs["tokens"] == list("abc") and logprobs["text_offset"] == [0, 1, 2]
+    assert logprobs["token_logprobs"] == logprobs["top_logprobs"] == [None] * 3
