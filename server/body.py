@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pydantic_core
 from fastapi import Request
@@ -12,7 +12,6 @@ from pydantic_core import ErrorDetails
 from server.errors import APIError, ClientGone, shown
 
 MAX_BODY_BYTES = 32 << 20
-_UNION_TAGS = ("str", "list[str]")  # pydantic puts them into the place of a fault
 M = TypeVar("M", bound=BaseModel)
 
 
@@ -28,11 +27,13 @@ async def read_body(http: Request, model: type[M]) -> M:
     raw = await _bytes(http)
     try:
         # Two steps: in one, pydantic would hold all of the body in a form of its own as well.
-        return model.model_validate(pydantic_core.from_json(raw))
-    except ValidationError as e:
-        raise _first_fault(e) from e
+        body = pydantic_core.from_json(raw)
     except ValueError as e:
         raise APIError(400, f"the body is not JSON: {e}") from e
+    try:
+        return model.model_validate(body)
+    except ValidationError as e:
+        raise _first_fault(e, body) from e
 
 
 async def _bytes(http: Request) -> bytes:
@@ -51,15 +52,15 @@ async def _bytes(http: Request) -> bytes:
             return b"".join(chunks)
 
 
-def _first_fault(error: ValidationError) -> APIError:
+def _first_fault(error: ValidationError, body: Any) -> APIError:
     fault = error.errors(include_url=False)[0]
     param = str(fault["loc"][0]) if fault["loc"] else fault.get("ctx", {}).get("param")
     code = "unsupported" if fault["type"] == "unsupported" else None
-    return APIError(400, _message(fault), param=param, code=code)
+    return APIError(400, _message(fault, body), param=param, code=code)
 
 
-def _message(fault: ErrorDetails) -> str:
-    where = ".".join(str(part) for part in fault["loc"] if part not in _UNION_TAGS)
+def _message(fault: ErrorDetails, body: Any) -> str:
+    where = _place(fault, body)
     if fault["type"] == "extra_forbidden":
         return f"unknown field {where!r}"
     if fault["type"] == "missing":
@@ -67,3 +68,22 @@ def _message(fault: ErrorDetails) -> str:
     if fault["type"] in ("unsupported", "invalid"):  # ours: they name field and value themselves
         return fault["msg"]
     return f"{where or 'the body'}: {fault['msg']}, not {shown(fault['input'])}"
+
+
+def _place(fault: ErrorDetails, body: Any) -> str:
+    """Where in the body a fault is, without the union members that pydantic names on the way.
+
+    Those are what the body does not have there. That of `response_format`, which is its type, may also be a key of it.
+    """
+    parts, value = [], body
+    last = len(fault["loc"]) - 1
+    for i, part in enumerate(fault["loc"]):
+        if i == 1 and fault["loc"][0] == "response_format":
+            continue
+        try:
+            value = value[part]
+        except (LookupError, TypeError):
+            if i < last or fault["type"] != "missing":
+                continue
+        parts.append(str(part))
+    return ".".join(parts)

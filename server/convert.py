@@ -15,7 +15,7 @@ from server.protocol import ChatCompletionRequest, CompletionRequest, Generation
 from server.structured import structured_field, structured_outputs
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default; chat goes on to the end of the context
-MAX_SEQUENCES = 8192  # prompts x samples of one HTTP request
+MAX_SEQUENCES = 8192  # prompts x samples (or beams) of one HTTP request
 
 _SAME_NAME = (
     "n", "best_of", "temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty",
@@ -42,13 +42,21 @@ def sampling_params(body: GenerationRequest) -> SamplingParams:
         params["structured_outputs"] = form
     specific = _chat_params(body) if isinstance(body, ChatCompletionRequest) else _completion_params(body)
     made = SamplingParams(**{**params, **specific}, output_kind="delta" if body.stream else "final")
-    num_prompts = len(body.prompt) if isinstance(body, CompletionRequest) else 1
-    if num_prompts * made.num_samples > MAX_SEQUENCES:
-        raise InvalidRequestError(
-            f"{num_prompts} prompts with {made.num_samples} samples each are more than {MAX_SEQUENCES} sequences",
-            param="n" if made.num_samples == made.n else "best_of",
-        )
+    _check_sequences(len(body.prompt) if isinstance(body, CompletionRequest) else 1, made)
     return made
+
+
+def _check_sequences(num_prompts: int, params: SamplingParams) -> None:
+    """Raises InvalidRequestError if prompts and their samples, or beams, are too many together."""
+    beams = params.use_beam_search
+    each = params.num_beams if beams else params.num_samples
+    if num_prompts * each <= MAX_SEQUENCES:
+        return
+    kind = "beams" if beams else "samples"
+    raise InvalidRequestError(
+        f"{num_prompts} prompts with {each} {kind} each are more than {MAX_SEQUENCES} sequences",
+        param="beam_width" if beams and params.beam_width else "n" if each == params.n else "best_of",
+    )
 
 
 def _completion_params(body: GenerationRequest) -> dict[str, Any]:
@@ -78,8 +86,9 @@ def named_as_sent(body: GenerationRequest) -> Iterator[None]:
         yield
     except InvalidRequestError as e:
         name = _sent_names(body).get(e.param or "")
-        if name is not None:
-            e.args = (re.sub(rf"\b{e.param}\b", name, str(e)),)
+        if name not in (None, e.param):
+            part = r"(\.\w+)?" if e.param == "structured_outputs" else ""  # the field that was sent says which
+            e.args = (re.sub(rf"\b{e.param}\b{part}", name, str(e)),)
             e.param = name
         raise
 

@@ -21,7 +21,9 @@ class JsonSchema(_Strict):
 
     name: str = Field(max_length=256, description="Ignored.")
     description: str | None = Field(None, description="Ignored.")
-    schema_: dict[str, Any] = Field(alias="schema", description="What the text must match.")
+    schema_: dict[str, Any] | None = Field(
+        None, alias="schema", description="What the text must match. Default: any object."
+    )
     strict: bool | None = Field(None, description="Ignored: the schema is always followed.")
 
 
@@ -94,7 +96,8 @@ def _asked(body: StructuredFields) -> dict[str, dict[str, Any]]:
         case JsonObjectFormat():
             asked["response_format"] = {"json_object": True}
         case JsonSchemaFormat(json_schema=wrapper):
-            asked["response_format"] = {"json": wrapper.schema_}
+            schema = wrapper.schema_
+            asked["response_format"] = {"json_object": True} if schema is None else {"json": schema}
     if body.structured_outputs is not None:
         asked["structured_outputs"] = body.structured_outputs.model_dump(by_alias=True, exclude_none=True)
     for kind in ("json", "regex", "choice", "grammar", "json_object"):

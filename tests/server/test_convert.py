@@ -119,12 +119,30 @@ def test_faults_are_named_as_sent(body, param, words) -> None:
     assert error.param == param and words in str(error)
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"guided_json": "{"}, "guided_json: no"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}}, "response_format: no"),
+        ({"structured_outputs": {"json": "{"}}, "structured_outputs.json: no"),
+    ],
+)
+def test_a_part_that_was_not_sent_is_not_named(fields, message) -> None:
+    with pytest.raises(InvalidRequestError) as caught, named_as_sent(completion(**fields)):
+        raise InvalidRequestError("structured_outputs.json: no", param="structured_outputs")
+    assert str(caught.value) == message and caught.value.param == message.partition(":")[0].partition(".")[0]
+
+
 FORMS = [
     ({"response_format": {"type": "text"}}, None),
     ({"response_format": {"type": "json_object"}}, StructuredOutputs(json_object=True)),
     (
         {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA, "strict": True}}},
         StructuredOutputs(json=SCHEMA),
+    ),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}},
+        StructuredOutputs(json_object=True),
     ),
     ({"structured_outputs": {"json": SCHEMA}}, StructuredOutputs(json=SCHEMA)),
     ({"structured_outputs": {"json": json.dumps(SCHEMA)}}, StructuredOutputs(json=json.dumps(SCHEMA))),

@@ -107,6 +107,34 @@ def test_wrong_values_are_refused_by_name(live, path, raw, param) -> None:
     assert param in message
 
 
+@pytest.mark.parametrize(
+    ("fields", "place"),
+    [
+        ({"early_stopping": 3}, "early_stopping: "),
+        ({"stop": ["a", 3]}, "stop: "),
+        ({"guided_json": 3}, "guided_json: "),
+        ({"structured_outputs": {"choice": ["a", 3]}}, "structured_outputs.choice.1: "),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema is missing"),
+        (
+            {"response_format": {"type": "json_schema", "schema": {}, "json_schema": {"name": "a"}}},
+            "unknown field 'respo",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "strict": 3}}},
+            "response_format.json_schema.strict: ",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {}}},
+            "response_format.json_schema.name is missing",
+        ),
+    ],
+    ids=str,
+)
+def test_a_fault_is_placed_by_the_bodys_own_keys(live, fields, place) -> None:
+    (param,) = fields
+    assert check(live.post(COMPLETIONS, prompt="x", **fields), 400, param).startswith(place)
+
+
 def test_fields_of_the_other_endpoint_are_refused(live) -> None:
     check(live.post(COMPLETIONS, prompt="x", messages=[]), 400, "messages")
     check(live.post(CHAT, messages=[{"role": "user", "content": "x"}], prompt="x"), 400, "prompt")

@@ -87,3 +87,6 @@ def test_as_many_sequences_as_allowed_are_counted_over_all_prompts(live) -> None
     assert len(answer.json()["choices"]) == 12
     response = live.post(COMPLETIONS, prompt=["x"] * (MAX_SEQUENCES // 128 + 1), best_of=128)
     assert (response.status_code, response.json()["error"]["param"]) == (400, "best_of")
+    for options, param in (({"beam_width": 64}, "beam_width"), ({"n": 64}, "n"), ({"best_of": 64}, "best_of")):
+        response = live.post(COMPLETIONS, prompt=["x"] * (MAX_SEQUENCES // 64 + 1), use_beam_search=True, **options)
+        assert (response.status_code, response.json()["error"]["param"]) == (400, param)
