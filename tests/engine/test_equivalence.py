@@ -118,20 +118,6 @@ def test_a_constant_hash_changes_nothing(make_engine, solo, right):
             assert answer.token_ids == right(solo, p, GREEDY)
 
 
-def test_salts_do_not_share(make_engine):
-    engine = make_engine()
-
-    def cached(name, salt):
-        engine.add_request(engine.make_request(name, prompt(40), GREEDY, cache_salt=salt))
-        last = None
-        while engine.has_work:
-            for update in engine.step():
-                last = update
-        return last.num_cached_tokens
-
-    assert [cached(str(i), salt) for i, salt in enumerate([None, "a", "b", "a", None])] == [0, 0, 0, 32, 32]
-
-
 def test_salts_and_weights_do_not_share(make_engine, solo, tiny_params, runner):
     """B63: each is answered as if alone, and finds only what is its own."""
     engine = make_engine()
