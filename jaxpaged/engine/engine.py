@@ -18,6 +18,7 @@ from jaxpaged.core.size_limits import check_size
 from jaxpaged.core.step import RequestUpdate
 from jaxpaged.device.runner import Launched, Runner
 from jaxpaged.engine.checks import check_params, check_scheduling, checked_prompt
+from jaxpaged.engine.interrupts import interrupts_held
 from jaxpaged.errors import CheckpointError
 
 
@@ -184,7 +185,8 @@ class Engine:
         forgotten: what was scheduled may not have been written.
         """
         try:
-            return self._step()
+            with interrupts_held():
+                return self._step()
         except BaseException:
             self._in_flight = None
             self.scheduler.abort_all()

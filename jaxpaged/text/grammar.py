@@ -67,7 +67,8 @@ class GrammarCompiler:
                 found = self._cache.get(key)
                 if found is None:
                     found, size = self._compile(source)
-                    self._cache.put(key, found, size)
+                    if size is not None:
+                        self._cache.put(key, found, size)
         return self._begin(wanted, found, ignore_eos)
 
     def find(self, wanted: StructuredOutputs, *, ignore_eos: bool = False) -> LLGuidanceGrammar | None:
@@ -105,12 +106,12 @@ class GrammarCompiler:
             raise RuntimeError("the compiler of grammars is closed")
         return self._vocabulary
 
-    def _compile(self, source: str) -> tuple[LLMatcher | str, int]:
-        """The compiled grammar or what is wrong with it, and the bytes that it takes."""
+    def _compile(self, source: str) -> tuple[LLMatcher | str, int | None]:
+        """The compiled grammar or what is wrong with it, and the bytes that it takes; None: not to be kept."""
         vocabulary = self._shared()
         verdict = vocabulary.checker.check(source)
         if verdict.error:
-            return reason(verdict.error), len(source)
+            return reason(verdict.error), len(source) if verdict.lasting else None
         try:
             matcher = on_deep_stack(lambda: build_matcher(vocabulary.tokens, source))
         except Panic as error:

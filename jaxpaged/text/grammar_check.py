@@ -17,6 +17,7 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -38,10 +39,15 @@ Result = TypeVar("Result")
 
 
 class Verdict(msgspec.Struct, array_like=True):
-    """What the child found: `error` is "" for a good grammar; `size` is the bytes that it keeps in memory."""
+    """What the child found: `error` is "" for a good grammar; `size` is the bytes that it keeps in memory.
+
+    Attributes:
+      lasting: whether it would be the same another time; not if somebody else killed the child.
+    """
 
     error: str
     size: int
+    lasting: bool = True
 
 
 class Panic(Exception):
@@ -130,29 +136,26 @@ class GrammarChecker:
         """Compiles a grammar in the child."""
         for _ in range(2):
             child = self.start()
-            verdict = self._ask(child, source)
+            try:
+                verdict = self._ask(child, source)
+            except BaseException:  # an interrupt: its answer, still to come, must not be taken for that to the next
+                self._bury()
+                raise
             if verdict is not None:
                 return verdict
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(1.0)
             self._bury()
             if child.returncode in _DEATHS:
-                break  # else it was killed by others: another try
-        return Verdict(TOO_HARD, 0)
+                return Verdict(TOO_HARD, 0)
+        return Verdict(TOO_HARD, 0, lasting=False)  # killed by others, twice
 
     def _ask(self, child: subprocess.Popen[bytes], source: str) -> Verdict | None:
         """What the child says; None if it dies."""
-        assert child.stdin is not None
-        watchdog = threading.Timer(_WALL_SECONDS, child.kill)
-        watchdog.daemon = True
-        watchdog.start()
         try:
-            _write(child.stdin, source.encode())
-            return msgspec.msgpack.decode(_read(child.stdout), type=Verdict)
+            return msgspec.msgpack.decode(_exchange(child, source.encode()), type=Verdict)
         except (OSError, EOFError):
             return None
-        finally:
-            watchdog.cancel()
 
     def close(self) -> None:
         """Ends the child, if there is one, and starts no other."""
@@ -178,20 +181,21 @@ class GrammarChecker:
             "MALLOC_ARENA_MAX": "1",  # then what malloc says of itself is all there is
         }
         command = [sys.executable, "-P", __file__]  # -P: the modules beside this file hide no others
-        child = subprocess.Popen(
-            command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-        )
-        self._child, self._end = child, weakref.finalize(self, _end, child)
-        assert child.stdin is not None
-        if self._closed:  # meanwhile
-            self._bury()
-            raise RuntimeError("the checker of grammars is closed")
-        try:
-            _write(child.stdin, self._vocabulary)
-            _read(child.stdout)  # it is ready
-        except (OSError, EOFError) as error:
-            self._bury()
-            raise RuntimeError(f"the process that tries out grammars does not start: {command}") from error
+        with tempfile.TemporaryFile() as complaints:
+            child = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=complaints)
+            self._child, self._end = child, weakref.finalize(self, _end, child)
+            try:
+                if self._closed:  # meanwhile
+                    raise RuntimeError("the checker of grammars is closed")
+                _exchange(child, self._vocabulary)  # it is ready
+            except (OSError, EOFError) as error:
+                self._bury()
+                complaints.seek(0)
+                why = complaints.read().decode(errors="replace").strip().splitlines()[-1:]
+                raise RuntimeError(f"the process that tries out grammars does not start: {command} {why}") from error
+            except BaseException:
+                self._bury()
+                raise
         return child
 
 
@@ -202,6 +206,19 @@ def _end(child: subprocess.Popen[bytes]) -> None:
         if pipe is not None:
             with contextlib.suppress(OSError):  # it may hold what the child did not read
                 pipe.close()
+
+
+def _exchange(child: subprocess.Popen[bytes], message: bytes) -> bytes:
+    """The child's answer. Raises EOFError or OSError if it dies, or is silent for so long that it is killed."""
+    assert child.stdin is not None
+    watchdog = threading.Timer(_WALL_SECONDS, child.kill)
+    watchdog.daemon = True
+    watchdog.start()
+    try:
+        _write(child.stdin, message)
+        return _read(child.stdout)
+    finally:
+        watchdog.cancel()
 
 
 def _write(pipe: IO[bytes], message: bytes) -> None:
@@ -222,8 +239,7 @@ def _read(pipe: IO[bytes] | None) -> bytes:
 def _serve(requests: IO[bytes], answers: IO[bytes]) -> None:
     """The child: reads a vocabulary, then grammars."""
     tokenizer = build_tokenizer(msgspec.msgpack.decode(_read(requests), type=list[bytes]))
-    used = _memory()
-    resource.setrlimit(resource.RLIMIT_AS, (used + STACK_BYTES + MEMORY_BYTES, resource.RLIM_INFINITY))
+    _limit_memory(_memory() + STACK_BYTES + MEMORY_BYTES)
     _write(answers, b"")
     while True:
         source = _read(requests).decode()
@@ -231,6 +247,13 @@ def _serve(requests: IO[bytes], answers: IO[bytes]) -> None:
         verdict = _try_out(tokenizer, source)
         signal.setitimer(signal.ITIMER_PROF, 0)
         _write(answers, msgspec.msgpack.encode(verdict))
+
+
+def _limit_memory(num_bytes: int) -> None:
+    """Limits the address space, within what this process may have at all."""
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    soft = num_bytes if hard == resource.RLIM_INFINITY else min(num_bytes, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def _try_out(tokenizer: LLTokenizer, source: str) -> Verdict:

@@ -6,6 +6,8 @@ import json
 import os
 import random
 import re
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -540,3 +542,52 @@ def test_memory_is_flat_over_many_schemas(count):
 def resident_bytes() -> int:
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_an_interrupted_check_leaves_no_answer_for_the_next(compiler, monkeypatch):
+    """The child's answer to what was interrupted must not be taken for that to another grammar."""
+    read, interrupts = grammar_check._read, [KeyboardInterrupt()]
+
+    def interrupted(pipe):
+        if interrupts:
+            raise interrupts.pop()
+        return read(pipe)
+
+    compiler.prepare()
+    monkeypatch.setattr(grammar_check, "_read", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        compiler.compile(S(regex="first[0-9]"))
+    with pytest.raises(InvalidRequestError, match="regex"):
+        compiler.compile(S(regex="((B"))
+    compiler.compile(S(choice=["yes", "no"]))
+
+
+def test_the_child_lives_within_what_this_process_may_have():
+    """Under `ulimit -v` there is a hard limit, which nobody can raise."""
+    code = (
+        "import resource; from jaxpaged.text import grammar_check as g, grammar_source as s\n"
+        "from jaxpaged.core.sampling_params import StructuredOutputs\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (64 << 30, 64 << 30))\n"
+        "checker = g.GrammarChecker([bytes([i]) for i in range(256)])\n"
+        "print(repr(checker.check(s.llguidance_source(StructuredOutputs(regex='a+'))).error))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "''", done.stderr
+
+
+def test_what_keeps_the_child_from_starting_is_told(monkeypatch):
+    monkeypatch.setattr(grammar_check.sys, "path", [])  # of which the child's is made
+    monkeypatch.setattr(grammar_check, "__file__", "/no/such/file.py")
+    with pytest.raises(RuntimeError, match=r"does not start.*No such file"):
+        grammar_check.GrammarChecker([b"a"]).check("")
+
+
+def test_a_verdict_that_somebody_else_caused_is_not_kept(compiler, monkeypatch):
+    verdicts = [grammar_check.Verdict(grammar_check.TOO_HARD, 0, lasting=False)]
+    check = grammar_check.GrammarChecker.check
+    monkeypatch.setattr(
+        grammar_check.GrammarChecker, "check", lambda self, source: verdicts.pop() if verdicts else check(self, source)
+    )
+    with pytest.raises(InvalidRequestError, match="too much time"):
+        compiler.compile(S(regex="kept|not"))
+    compiler.compile(S(regex="kept|not"))
