@@ -185,8 +185,7 @@ class AsyncLLM:
         return await self._off_loop(self._grammar_pool, lambda: grammars.compile(wanted, ignore_eos=params.ignore_eos))
 
     def _encode(self, prompt: str, params: SamplingParams, add_special_tokens: bool) -> list[int]:
-        if params.truncate_prompt_tokens is None:
-            self.tokenizer.check_length(prompt, self._max_model_len)
+        self.tokenizer.check_length(prompt, self._max_model_len, cut=params.truncate_prompt_tokens is not None)
         return self.tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
 
     async def render_chat(self, messages: Sequence[Any], /, **options: Any) -> list[int]:

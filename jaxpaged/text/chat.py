@@ -26,7 +26,7 @@ _RESERVED = frozenset(
         *("conversation", "conversations", "messages", "tools", "documents", "chat_template", "bos_token", "eos_token"),
         *("tokenize", "return_dict", "return_tensors", "padding", "truncation", "max_length", "tokenizer_kwargs"),
         *("return_assistant_tokens_mask", "sanitize_control_tokens", "add_generation_prompt", "tokenizer"),
-        *("continue_final_message", "allow_control_tokens", "max_tokens", "self", "template"),
+        *("continue_final_message", "allow_control_tokens", "max_tokens", "cut", "self", "template"),
     }
 )
 
@@ -40,6 +40,7 @@ def render_chat(
     continue_final_message: bool = False,
     allow_control_tokens: bool = False,
     max_tokens: int | None = None,
+    cut: bool = False,
     **template_options: Any,
 ) -> list[int]:
     """The prompt of a conversation as token ids, the same as `apply_chat_template(tokenize=True)` gives.
@@ -55,6 +56,7 @@ def render_chat(
       allow_control_tokens: let text in messages that spells a control token become one. By default it stays
         text, so that a user cannot end his own turn and speak as the system.
       max_tokens: refuse what by its length cannot fit, before it is tokenized.
+      cut: only the last tokens will be used, so what is longer may fit.
       template_options: further variables for the template.
 
     Raises:
@@ -80,7 +82,7 @@ def render_chat(
         **template_options,
     )
     if max_tokens is not None:
-        tokenizer.check_length(text.replace(mark, "") if mark else text, max_tokens)
+        tokenizer.check_length(text.replace(mark, "") if mark else text, max_tokens, cut=cut)
     return _encode(tokenizer, text, mark)
 
 

@@ -24,6 +24,7 @@ from jaxpaged.checkpoint.source import ModelSource, open_model
 from jaxpaged.errors import InvalidRequestError, ModelError, RequestTooLargeError, UnsupportedError
 from jaxpaged.text.gguf_tokenizer import SPACE, gguf_tokenizer
 
+_CUT_CHARS_PER_TOKEN, _CUT_CHARS = 64, 1 << 16  # of text that is cut to the context: some, and in any case
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -88,13 +89,23 @@ class Tokenizer:
         template: Any = self.hf.chat_template
         return template.get("default") if isinstance(template, dict) else template
 
-    def check_length(self, text: str, max_tokens: int) -> None:
+    def check_length(self, text: str, max_tokens: int, *, cut: bool = False) -> None:
         """Refuses text that must have more than `max_tokens` tokens by its length alone, before any time goes into it.
+
+        Args:
+          cut: only its last tokens are wanted, so it may be longer; but it is all tokenized, so not by any length.
 
         Raises:
           RequestTooLargeError: it has more characters than that many of the longest tokens.
         """
-        if len(text) > max_tokens * self._longest_piece:
+        most = max_tokens * self._longest_piece
+        if cut:
+            most = max(most, max_tokens * _CUT_CHARS_PER_TOKEN, _CUT_CHARS)
+            if len(text) > most:
+                raise RequestTooLargeError(
+                    f"the text has {len(text)} characters; to be cut to tokens it may have {most}", param="prompt"
+                )
+        if len(text) > most:
             raise RequestTooLargeError(
                 f"the text of {len(text)} characters cannot fit a context of {max_tokens} tokens", param="prompt"
             )

@@ -59,6 +59,7 @@ async def _prepare(
         # An open last message and a new turn exclude each other: wanting the one means not wanting the other.
         add_generation_prompt=body.add_generation_prompt is not False and not body.continue_final_message,
         continue_final_message=bool(body.continue_final_message),
+        cut=params.truncate_prompt_tokens is not None,
         **options,
     )
     return await state.prepare(body, ids, params, request_id)

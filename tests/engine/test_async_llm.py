@@ -157,10 +157,20 @@ def test_truncation_lets_long_texts_in() -> None:
     engine = fake(max_model_len=20)
 
     async def test(llm: AsyncLLM) -> None:
-        text = "ab" * 1000
+        text, last = "ab" * 1000, SamplingParams(truncate_prompt_tokens=4, max_tokens=9)
         with pytest.raises(RequestTooLargeError):
             await collect(llm, text)
-        assert await collect(llm, text, SamplingParams(truncate_prompt_tokens=4, max_tokens=9)) == "abab"
+        assert await collect(llm, text, last) == "abab"
+        messages = [{"role": "user", "content": text}]
+        with pytest.raises(RequestTooLargeError):
+            await llm.render_chat(messages)
+        assert len(await llm.render_chat(messages, cut=True)) > 2000
+        for tokenized in (
+            collect(llm, "ab" * 40_000, last),
+            llm.render_chat([{**messages[0], "content": "a" * 80_000}], cut=True),
+        ):
+            with pytest.raises(RequestTooLargeError, match="65536"):
+                await tokenized
 
     play(engine, test)
 
