@@ -12,7 +12,7 @@ import numpy as np
 from jaxpaged.core.sampling_params import ALL_LOGPROBS
 from jaxpaged.core.step import Step, TokenLogprobs
 from jaxpaged.device.logprobs import Logprobs, token_logprobs
-from jaxpaged.device.step_program import StepOptions, abstract, compile_step, compiler_options
+from jaxpaged.device.step_program import StepOptions, abstract, compile_step, compiler_options, program_bytes
 from jaxpaged.models.decoder import Decoder
 
 CHUNK = 64  # positions of one call: bounds the memory that their logits take
@@ -80,6 +80,11 @@ class PromptLogprobs:
             lowered = jax.jit(self._make_score()).lower(self._params, hidden, tokens)
             self._score = compile_step(lowered, compiler_options(jax.default_backend()))
         return self._score
+
+    def step_bytes(self, num_tokens: int) -> tuple[int, int]:
+        """What scoring so many positions takes: bytes that stay until they are collected, and while it runs."""
+        results, temporaries = program_bytes(self.score_program())
+        return -(-num_tokens // CHUNK) * results, temporaries
 
     def _make_score(self) -> Callable[..., Logprobs]:
         module, options = self._module, self._options

@@ -36,6 +36,7 @@ from jaxpaged.device.step_program import (
     forward_arguments,
     logprob_columns,
     lower_forward,
+    program_bytes,
 )
 from jaxpaged.errors import RecompilationError
 from jaxpaged.models.decoder import Decoder
@@ -295,17 +296,12 @@ class Runner:
     def _largest_step_bytes(self) -> int:
         """What the largest step takes besides the pool, from compilations against a pool of two pages.
 
-        That is the forward pass's temporaries and results, and the most that sampling or scoring prompts adds.
+        That is the forward pass's temporaries and results, the scores of as many prompt tokens, and the most that
+        sampling or scoring takes besides.
         """
-        model = self.module.config
+        model, bucket = self.module.config, self.buckets.all[-1]
         pool = kv_cache.abstract_pages(model, 2, self.config.block_size, self.config.kv_cache_dtype)
-        forward = self._compile_forward(self.buckets.all[-1], pool)
-        sampler = self.samplers.full_program(self.buckets.sample_rows[-1])
-        return _bytes(forward) + max(_bytes(sampler), _bytes(self._prompts.score_program()))
-
-
-def _bytes(program: jax.stages.Compiled) -> int:
-    """A program's temporaries, and its results that are not updated in place."""
-    analysis = program.memory_analysis()
-    assert analysis is not None, "every backend that has memory to measure can analyse it"
-    return analysis.temp_size_in_bytes + analysis.output_size_in_bytes - analysis.alias_size_in_bytes
+        forward = program_bytes(self._compile_forward(bucket, pool))
+        sampler = program_bytes(self.samplers.full_program(self.buckets.sample_rows[-1]))
+        scores, scoring = self._prompts.step_bytes(bucket.tokens)
+        return sum(forward) + scores + max(sum(sampler), scoring)

@@ -145,6 +145,13 @@ def compile_step(lowered: jax.stages.Lowered, options: dict[str, str | bool]) ->
         return lowered.compile()
 
 
+def program_bytes(program: jax.stages.Compiled) -> tuple[int, int]:
+    """Bytes of a program's results that are not updated in place, and of its temporaries."""
+    analysis = program.memory_analysis()
+    assert analysis is not None, "every backend that has memory to measure can analyse it"
+    return analysis.output_size_in_bytes - analysis.alias_size_in_bytes, analysis.temp_size_in_bytes
+
+
 def make_forward(module: Decoder, options: StepOptions, bucket: Bucket, num_logits: int) -> Forward:
     """`forward(params, kv_pages, slots, packed) -> (kv_pages, slots, forwarded)`, to be jitted.
 

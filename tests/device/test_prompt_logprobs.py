@@ -7,7 +7,7 @@ import pytest
 
 from jaxpaged.core.step import PromptRange, TokenLogprobs
 from jaxpaged.device.prompt_logprobs import CHUNK
-from tests.device.by_hand import VOCAB, dense_logprobs, make_request, make_step, prompt
+from tests.device.by_hand import TOKENS, VOCAB, dense_logprobs, make_request, make_step, prompt
 
 
 def check(records: list[TokenLogprobs], expected: np.ndarray, token_ids: list[int], k: int) -> None:
@@ -59,3 +59,10 @@ def test_nobody_asks(runner):
     request = make_request(runner, prompt(5))
     launched = runner.launch(make_step([(request, 0, 5)]))
     assert launched.prompt_scores == [] and runner.collect(launched).prompt_logprobs == []
+
+
+def test_the_memory_of_all_chunks_of_a_step_is_counted(runner):
+    """They are collected together: two chunks of 64 positions, of all tokens the id, log-probability and rank."""
+    scores, scoring = runner._prompts.step_bytes(TOKENS)
+    assert scores >= 2 * 64 * 3 * 4 * VOCAB and scoring > 0
+    assert runner._largest_step_bytes() > scores + scoring
