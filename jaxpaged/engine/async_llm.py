@@ -1,6 +1,6 @@
 """The engine for asyncio: a thread runs its loop, and each request is an async stream of outputs.
 
-The engine thread only schedules and launches. Tokenizing and templates run in another thread; detokenizing runs in
+The engine thread only schedules and launches. What a request needs before it runs in other threads; detokenizing, in
 the event loop that reads the stream, so that it overlaps the device's work on the next step.
 """
 
@@ -8,54 +8,29 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import itertools
 import logging
 import queue
 import threading
-import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from jaxpaged.config import EngineConfig
-from jaxpaged.core.request import Grammar, Request
+from jaxpaged.core.request import Request
 from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.core.step import RequestUpdate
 from jaxpaged.engine.engine_like import EngineLike
 from jaxpaged.engine.output import RequestOutput
 from jaxpaged.engine.output_processor import OutputProcessor
 from jaxpaged.engine.output_stream import OutputStream
+from jaxpaged.engine.preparation import Preparation, PreparedRequest
 from jaxpaged.errors import EngineDeadError
-from jaxpaged.text.bad_words import bad_word_ids
-from jaxpaged.text.chat import render_chat
-from jaxpaged.text.detokenizer import prompt_text
-from jaxpaged.text.grammar import GrammarCompiler
 
 if TYPE_CHECKING:
     from jaxpaged.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedRequest:
-    """A checked request that has not been submitted.
-
-    Attributes:
-      request: under an id of its own, whatever id the caller gave.
-      external_id: the caller's id, which outputs carry. It need not be unique.
-      prompt: the text, if the prompt was given as text.
-      prompt_offsets: where in its text each prompt token starts, if its log-probabilities are wanted.
-    """
-
-    request: Request
-    external_id: str
-    prompt: str | None
-    prompt_offsets: list[int] | None = None
 
 
 class AsyncLLM:
@@ -81,13 +56,9 @@ class AsyncLLM:
         self._processor = OutputProcessor(tokenizer, in_slices=True)
         self._behind: dict[asyncio.AbstractEventLoop, deque[str]] = {}  # ids that wait for `_describe`
         self._streams: dict[str, OutputStream] = {}  # by internal id
-        self._counter = itertools.count()
         self._closing = False
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._text_pool = ThreadPoolExecutor(1, thread_name_prefix="jaxpaged-text")
-        self._grammars = GrammarCompiler(tokenizer, engine.vocab_size, engine.eos_token_ids)
-        self._grammar_pool = ThreadPoolExecutor(1, thread_name_prefix="jaxpaged-grammar")  # slow ones delay no text
-        self._grammar_pool.submit(self._grammars.prepare)  # if it fails, so does the first request with a grammar
+        self._preparation = Preparation(engine, tokenizer)
         self._thread = threading.Thread(target=self._run, name="jaxpaged-engine", daemon=True)
         self._thread.start()
 
@@ -146,54 +117,18 @@ class AsyncLLM:
           add_special_tokens: let the tokenizer add its own (BOS, as a rule) to a text.
         """
         self._check_alive()
-        arrival_time = time.monotonic()
-        number = next(self._counter)
-        external_id = request_id if request_id is not None else f"request-{number}"
-        internal_id = f"{external_id}#{number}"  # a client's id may come twice, or again while its abort is under way
-
-        grammar = await self._grammar(params)
-
-        text = prompt if isinstance(prompt, str) else None
-
-        def make() -> PreparedRequest:
-            ids = self._encode(prompt, params, add_special_tokens) if isinstance(prompt, str) else prompt
-            request = self._engine.make_request(
-                internal_id,
-                ids,
-                params,
-                cache_salt=cache_salt,
-                priority=priority,
-                bad_word_ids=bad_word_ids(self.tokenizer, params.bad_words),
-                grammar=grammar,
-                arrival_time=arrival_time,
-            )
-            offsets = None
-            if params.prompt_logprobs is not None:
-                _, offsets = prompt_text(self.tokenizer, request.prompt_token_ids, text, params)
-            return PreparedRequest(request, external_id, text, offsets)
-
-        return await self._off_loop(self._text_pool, make)
-
-    async def _grammar(self, params: SamplingParams) -> Grammar | None:
-        """What `structured_outputs` is compiled to. One that is known does not wait for those that are not."""
-        wanted, grammars = params.structured_outputs, self._grammars
-        if wanted is None:
-            return None
-        known = await self._off_loop(self._text_pool, lambda: grammars.find(wanted, ignore_eos=params.ignore_eos))
-        if known is not None:
-            return known
-        return await self._off_loop(self._grammar_pool, lambda: grammars.compile(wanted, ignore_eos=params.ignore_eos))
-
-    def _encode(self, prompt: str, params: SamplingParams, add_special_tokens: bool) -> list[int]:
-        self.tokenizer.check_length(prompt, self._max_model_len, cut=params.truncate_prompt_tokens is not None)
-        return self.tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
+        return await self._preparation.request(
+            prompt,
+            params,
+            request_id,
+            add_special_tokens=add_special_tokens,
+            cache_salt=cache_salt,
+            priority=priority,
+        )
 
     async def render_chat(self, messages: Sequence[Any], /, **options: Any) -> list[int]:
         """`text.chat.render_chat` off the event loop."""
-        limit = self._max_model_len
-        return await self._off_loop(
-            self._text_pool, lambda: render_chat(self.tokenizer, messages, max_tokens=limit, **options)
-        )
+        return await self._preparation.render_chat(messages, **options)
 
     async def prompt_text(self, prepared: PreparedRequest, *, as_given: bool = True) -> tuple[str, list[int]]:
         """`text.detokenizer.prompt_text` off the event loop.
@@ -201,15 +136,7 @@ class AsyncLLM:
         Args:
           as_given: of a prompt that was given as text, the whole of it; False: only what its tokens spell.
         """
-        request, prompt = prepared.request, prepared.prompt if as_given else None
-        return await self._off_loop(
-            self._text_pool, lambda: prompt_text(self.tokenizer, request.prompt_token_ids, prompt, request.params)
-        )
-
-    @property
-    def _max_model_len(self) -> int:
-        assert self.config.max_model_len
-        return self.config.max_model_len
+        return await self._preparation.prompt_text(prepared, as_given=as_given)
 
     async def stream(self, prepared: PreparedRequest) -> AsyncGenerator[RequestOutput, None]:
         """Submits a request and yields its outputs. A reader that is slow gets several deltas merged into one."""
@@ -255,24 +182,13 @@ class AsyncLLM:
     def close(self) -> None:
         """Stops the threads after the current step; requests that are still live fail."""
         self._closing = True
-        self._grammars.close()
+        self._preparation.close()
         self._inbox.put(None)
         if threading.current_thread() is not self._thread:
             self._thread.join()
-        for pool in (self._text_pool, self._grammar_pool):
-            pool.shutdown(wait=False, cancel_futures=True)
         self._fail_all(EngineDeadError("the engine was shut down"))
 
     # Below, in the event loop's thread.
-
-    async def _off_loop(self, pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
-        try:
-            return await asyncio.get_running_loop().run_in_executor(pool, work)
-        except (RuntimeError, asyncio.CancelledError) as e:
-            task = asyncio.current_task()
-            if self._closing and not (task is not None and task.cancelling()):  # it was not the caller who cancelled
-                raise self._dead_error() from e
-            raise
 
     def _check_alive(self) -> None:
         if not self.is_healthy:

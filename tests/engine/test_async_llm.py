@@ -198,7 +198,7 @@ def test_compiling_grammars_delays_no_other_request() -> None:
     engine, grammars = fake(TOKENIZER.byte_ids("abc")), SlowGrammars()
 
     async def test(llm: AsyncLLM) -> None:
-        llm._grammars = grammars
+        llm._preparation._grammars = grammars
         wanted = [SamplingParams(structured_outputs=StructuredOutputs(regex=r)) for r in ["abc", "bad", "abd"]]
         slow = [asyncio.ensure_future(collect(llm, "x", params)) for params in wanted]
         known = SamplingParams(structured_outputs=StructuredOutputs(choice=["abc"]))
@@ -229,7 +229,7 @@ def test_shutdown_does_not_wait_for_grammars() -> None:
         assert time.monotonic() - start < 3
         results = await asyncio.gather(*tasks, return_exceptions=True)
         assert [type(r) for r in results] == [EngineDeadError] * 8
-        child = llm._grammars._vocabulary.checker._child
+        child = llm._preparation._grammars._vocabulary.checker._child
         assert child is None or child.poll() is not None
 
     asyncio.run(main())
