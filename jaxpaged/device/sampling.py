@@ -147,16 +147,7 @@ class _Sampler:
         token = jnp.where(jnp.isfinite(peak), token, failure)
 
         def logprobs() -> Logprobs:
-            source = jax.lax.cond(
-                branches.features & Feature.PROCESSED_LOGPROBS != 0,
-                lambda: jnp.where(
-                    self._uses(slot, Feature.PROCESSED_LOGPROBS),
-                    self._processed(logits, peak, slot, token, branches),
-                    raw,
-                ),
-                lambda: raw,
-            )
-            return self._logprobs(source, token, slot, branches)
+            return self._logprobs(self._source(raw, logits, peak, slot, token, branches), token, slot, branches)
 
         wanted = branches.features & Feature.LOGPROBS != 0
         return token, jax.lax.cond(wanted, logprobs, lambda: no_logprobs(self.max_logprobs))
@@ -168,42 +159,15 @@ class _Sampler:
         self, logits: jax.Array, slot: jax.Array, position: jax.Array, mask: jax.Array, branches: _Branches
     ) -> jax.Array:
         """Everything that changes logits before the temperature, in order."""
-        slots, options = self.slots, self.options
-        num_prompt_tokens = slots.column("num_prompt_tokens", slot)
-
-        def bad_words(x: jax.Array) -> jax.Array:
-            tokens, left = options.bad_tokens[slot], options.bad_left[slot]
-            return ban_ids(x, bad_word_ends(tokens, left, slots.history[slot], position, num_prompt_tokens))
-
-        def min_tokens(x: jax.Array) -> jax.Array:
-            early = position < slots.column("min_total_tokens", slot)
-            return ban_ids(x, jnp.where(early, slots.stop_ids[slot], NO_TOKEN))
-
-        def penalties(x: jax.Array) -> jax.Array:
-            names = ("presence", "frequency", "repetition")
-            by_name = {name: slots.column(f"{name}_penalty", slot) for name in names}
-            return penalize(x, slots.history[slot], position, num_prompt_tokens, limit=branches.num_tokens, **by_name)
-
-        def users(x: jax.Array) -> jax.Array:
-            return apply_processors(
-                x,
-                self.processors,
-                branches.applies,
-                options.applies[slot],
-                options.arguments[slot],
-                slots.history[slot],
-                position,
-                num_prompt_tokens,
-            )
-
+        options = self.options
         changes: dict[Feature, Callable[[jax.Array], jax.Array]] = {
             Feature.ALLOWED_IDS: lambda x: keep_masked(x, options.allowed[slot]),
             Feature.GRAMMAR: lambda x: keep_masked(x, mask),
-            Feature.BAD_WORDS: bad_words,
-            Feature.MIN_TOKENS: min_tokens,
+            Feature.BAD_WORDS: lambda x: self._ban_words(x, slot, position),
+            Feature.MIN_TOKENS: lambda x: self._ban_ends(x, slot, position),
             Feature.LOGIT_BIAS: lambda x: x.at[options.bias_ids[slot]].add(options.bias_values[slot], mode="drop"),
-            Feature.PENALTIES: penalties,
-            Feature.PROCESSORS: users,
+            Feature.PENALTIES: lambda x: self._penalize(x, slot, position, branches),
+            Feature.PROCESSORS: lambda x: self._process(x, slot, position, branches),
         }
         for feature, change in changes.items():
             with jax.named_scope(str(feature.name).lower()):
@@ -214,6 +178,28 @@ class _Sampler:
                     logits,
                 )
         return logits
+
+    def _ban_words(self, logits: jax.Array, slot: jax.Array, position: jax.Array) -> jax.Array:
+        words, history = (self.options.bad_tokens[slot], self.options.bad_left[slot]), self.slots.history[slot]
+        return ban_ids(logits, bad_word_ends(*words, history, position, self._num_prompt_tokens(slot)))
+
+    def _ban_ends(self, logits: jax.Array, slot: jax.Array, position: jax.Array) -> jax.Array:
+        early = position < self.slots.column("min_total_tokens", slot)
+        return ban_ids(logits, jnp.where(early, self.slots.stop_ids[slot], NO_TOKEN))
+
+    def _penalize(self, logits: jax.Array, slot: jax.Array, position: jax.Array, branches: _Branches) -> jax.Array:
+        names = ("presence", "frequency", "repetition")
+        by_name = {name: self.slots.column(f"{name}_penalty", slot) for name in names}
+        tokens = self.slots.history[slot], position, self._num_prompt_tokens(slot)
+        return penalize(logits, *tokens, limit=branches.num_tokens, **by_name)
+
+    def _process(self, logits: jax.Array, slot: jax.Array, position: jax.Array, branches: _Branches) -> jax.Array:
+        own = self.options.applies[slot], self.options.arguments[slot]
+        tokens = self.slots.history[slot], position, self._num_prompt_tokens(slot)
+        return apply_processors(logits, self.processors, branches.applies, *own, *tokens)
+
+    def _num_prompt_tokens(self, slot: jax.Array) -> jax.Array:
+        return self.slots.column("num_prompt_tokens", slot)
 
     def _scaled(
         self, logits: jax.Array, peak: jax.Array, slot: jax.Array, branches: _Branches
@@ -240,6 +226,23 @@ class _Sampler:
         scaled, limits = self._scaled(logits, peak, slot, branches)
         high, low, index = (self.slots.column(name, slot) for name in ("seed_high", "seed_low", "sample_index"))
         return draw(logits, scaled, peak, request_key(high, low, index, position), limits)
+
+    def _source(
+        self,
+        raw: jax.Array,
+        logits: jax.Array,
+        peak: jax.Array,
+        slot: jax.Array,
+        token: jax.Array,
+        branches: _Branches,
+    ) -> jax.Array:
+        """What log-probabilities are of."""
+
+        def either() -> jax.Array:
+            processed = self._processed(logits, peak, slot, token, branches)
+            return jnp.where(self._uses(slot, Feature.PROCESSED_LOGPROBS), processed, raw)
+
+        return jax.lax.cond(branches.features & Feature.PROCESSED_LOGPROBS != 0, either, lambda: raw)
 
     def _processed(
         self, logits: jax.Array, peak: jax.Array, slot: jax.Array, token: jax.Array, branches: _Branches

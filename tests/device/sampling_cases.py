@@ -41,6 +41,21 @@ PROCESSORS = (
     LogitsProcessor("nan", lambda logits, context: logits * jnp.nan),
 )
 
+
+class NoGrammar:
+    """Stands in where only the masks count."""
+
+    finished, error = False, ""
+
+    def accept(self, token_id: int) -> bool:
+        return True
+
+    def fill(self, mask: Any) -> None: ...
+
+    def copy(self) -> NoGrammar:
+        return self
+
+
 jit_admit = jax.jit(admit)
 jit_admit_options = jax.jit(admit_options)
 jit_sample = jax.jit(partial(sample, vocab_size=VOCAB, max_logprobs=COLUMNS, processors=PROCESSORS))

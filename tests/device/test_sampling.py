@@ -16,6 +16,7 @@ from tests.device.sampling_cases import (
     ROWS,
     VOCAB,
     Batch,
+    NoGrammar,
     adjusted,
     kept,
     log_softmax,
@@ -204,24 +205,12 @@ def test_allowed_ids_and_grammar_masks():
     masks[:, 1] = -1  # 32 to 63
     masks[:, 3] = np.int32(-(2**31))  # 127
     by_mask, both = {*range(32, 64), 127}, [40, 41, 127, 150]
-    grammar = make_request(greedy(), grammar=_Grammar())
-    narrow = make_request(greedy(allowed_token_ids=both), grammar=_Grammar())
+    grammar = make_request(greedy(), grammar=NoGrammar())
+    narrow = make_request(greedy(allowed_token_ids=both), grammar=NoGrammar())
     allowed, plain = make_request(greedy(allowed_token_ids=both)), make_request()
     requests = (grammar, narrow, allowed, plain)
     expected = [int(adjusted(logits, r, by_mask if r.grammar else None).argmax()) for r in requests]
     assert sample_rows(logits, *requests, masks=masks).tokens.tolist() == expected
-
-
-class _Grammar:
-    finished, error = False, ""
-
-    def accept(self, token_id):
-        return True
-
-    def fill(self, mask): ...
-
-    def copy(self):
-        return self
 
 
 def test_bad_words_end_where_the_output_ends_like_them():

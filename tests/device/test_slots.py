@@ -9,6 +9,7 @@ from jaxpaged.core.request import Request
 from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.core.step import Admission
 from jaxpaged.device.slots import NO_TOKEN, Feature, admission_size, admit, empty_slots, features, pack_admission
+from tests.device.sampling_cases import NoGrammar
 
 MAX_LEN, PAGES = 32, 4
 TOP = Feature.LOGPROBS | Feature.TOP_LOGPROBS
@@ -68,18 +69,6 @@ def test_padding_uses_no_feature():
     assert slots.column("features", jnp.arange(4)).tolist() == [0] * 4
 
 
-class _Grammar:
-    finished, error = False, ""
-
-    def accept(self, token_id):
-        return True
-
-    def fill(self, mask): ...
-
-    def copy(self):
-        return self
-
-
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
@@ -111,7 +100,7 @@ def test_features_of_parameters(fields, expected):
 def test_features_of_what_texts_became():
     greedy = SamplingParams(temperature=0)
     assert features(make_request(greedy, bad_word_ids=[[1]])) == Feature.BAD_WORDS
-    assert features(make_request(greedy, grammar=_Grammar())) == Feature.GRAMMAR
+    assert features(make_request(greedy, grammar=NoGrammar())) == Feature.GRAMMAR
 
 
 def test_the_engine_says_which_logprobs_where_the_request_does_not():
