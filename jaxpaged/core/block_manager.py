@@ -108,11 +108,12 @@ class BlockManager:
             request.num_registered_blocks, request.prefix_node = full, source.prefix_node
         return (source.block_ids[full], self.append_block(request)) if part else None
 
-    def refill(self, request: Request, num_tokens: int) -> None:
-        """Starts a request's table with new blocks for its first `num_tokens` tokens, which are copied to them."""
-        self._begin(request, [])
-        for _ in range(self.blocks_for(num_tokens)):
-            self.append_block(request)
+    def num_shared_blocks(self, request: Request) -> int:
+        """How many of a request's first blocks are also others', and so can be found again while they live."""
+        if not self.enable_prefix_caching:
+            return 0
+        refs = self._refs
+        return next((i for i, block in enumerate(request.block_ids) if refs[block] == 1), len(request.block_ids))
 
     def append_block(self, request: Request) -> int:
         """Appends the least useful available block to a request's table. There must be one."""

@@ -33,6 +33,10 @@ class HostPool:
         self._out.append(Swap(self._num_keys, list(block_ids)))
         return self._num_keys
 
+    def size(self, key: int) -> int:
+        """Blocks of a copy."""
+        return self._sizes[key]
+
     def restore(self, key: int, block_ids: Sequence[int]) -> None:
         """Copies them back, to these blocks; the key is used up."""
         assert len(block_ids) == self._sizes[key], "the copy has another size"

@@ -37,7 +37,11 @@ class Residency:
         """Blocks in the pool that a waiting request can start with."""
         pool = self.block_manager
         if request.host_key is not None:
-            return []
+            missing = self._num_not_copied(request)
+            shared = pool.find_prefix(request)[:missing] if missing else []
+            if len(shared) == missing:
+                return shared
+            self._forget_copy(request)  # it continues what is gone
         if request.source is not None:
             if request.source.holds_them(pool.weight_version):
                 return request.source.request.block_ids[: (request.num_tokens - 1) // pool.block_size]
@@ -45,7 +49,7 @@ class Residency:
         return pool.find_prefix(request)
 
     def start(self, request: Request, shared: list[int], step: Step) -> None:
-        """Gives a waiting request a slot, and its first blocks: copied back, or a source's, or found in the cache.
+        """Gives a waiting request a slot, and its first blocks: a source's, or found in the cache, or copied back.
 
         Args:
           shared: what `find_shared` gave just now.
@@ -54,8 +58,9 @@ class Residency:
         self.roster.seat(request)
         self.followers.notice(request)
         if request.host_key is not None:
-            pool.refill(request, request.num_computed_tokens)
-            self.host_pool.restore(request.host_key, request.block_ids)
+            pool.share_prefix(request, shared)
+            new = [pool.append_block(request) for _ in range(self.host_pool.size(request.host_key))]
+            self.host_pool.restore(request.host_key, new)
             request.host_key = None
         elif request.source is not None:
             request.num_computed_tokens = request.num_tokens - 1
@@ -82,10 +87,13 @@ class Residency:
     def preempt(self, victim: Request) -> None:
         """Takes slot and blocks from a running request. Its blocks are copied to the host if they fit there.
 
-        It waits again; but a beam whose next token is not decided is parked.
+        The first ones are not, while others hold them too: they are found again in the prefix cache. If the cache has
+        lost them meanwhile, the copy of what comes after them is of no use, and all is computed again. The request
+        waits again; but a beam whose next token is not decided is parked.
         """
         of_these_weights = victim.weight_version == self.block_manager.weight_version
-        victim.host_key = self.host_pool.save(victim.block_ids) if of_these_weights else None
+        own = victim.block_ids[self.block_manager.num_shared_blocks(victim) :]
+        victim.host_key = self.host_pool.save(own) if own and of_these_weights else None
         self._vacate(victim)
         if victim.host_key is None:
             victim.num_computed_tokens = 0
@@ -126,9 +134,15 @@ class Residency:
                 continue
             assert not request.block_ids and (request.host_key is None) == (not request.num_computed_tokens)
             if request.host_key is not None:
-                copies[request.host_key] = pool.blocks_for(request.num_computed_tokens)
+                copies[request.host_key] = self.host_pool.size(request.host_key)
+                assert self._num_not_copied(request) >= 0, "a copy of more than it had"
         self.host_pool.check_invariants(copies)
         pool.check_invariants(request.block_ids for request in self.roster.running)
+
+    def _num_not_copied(self, request: Request) -> int:
+        """How many blocks come before those that a preempted request has in host memory."""
+        assert request.host_key is not None
+        return self.block_manager.blocks_for(request.num_computed_tokens) - self.host_pool.size(request.host_key)
 
     def _vacate(self, request: Request) -> None:
         self.block_manager.release(request)

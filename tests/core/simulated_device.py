@@ -145,10 +145,10 @@ class SimulatedDevice:
         for swap in step.swap_out:
             assert swap.key not in self.host
             self.host[swap.key] = [list(self.pages[block]) for block in swap.block_ids]
-        assert sum(map(len, self.host.values())) <= self.num_host_blocks, "more than the host holds"
         for swap in step.swap_in:
             for block, page in zip(swap.block_ids, self.host.pop(swap.key), strict=True):
                 self.pages[block] = page
+        assert sum(map(len, self.host.values())) <= self.num_host_blocks, "more than the host holds"
         sources, targets = {a for a, _ in step.copies}, [b for _, b in step.copies]
         assert len({*sources, *targets}) == len(sources) + len(targets), "copies that depend on their order"
         for source, target in step.copies:

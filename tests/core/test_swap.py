@@ -114,6 +114,24 @@ def test_an_abort_gives_the_budget_back_at_once_and_the_copy_later():
     driver.check_solo()
 
 
+@pytest.mark.parametrize("lost", [False, True])
+def test_what_others_hold_too_is_not_copied(lost):
+    driver = make()
+    first = driver.add("a", prompt_of(14), n=2, max_tokens=12)
+    second = driver.scheduler._requests["a"][1]
+    step_until(driver, lambda: second.num_output_tokens >= 2)
+    table = list(second.block_ids)
+    assert table[:3] == first.block_ids[:3] and table[3] != first.block_ids[3]
+    preempt(driver, second)
+    assert driver.scheduler._residency.host_pool.size(second.host_key) == len(table) - 3
+    if lost:
+        driver.manager._cache.remove(table[1])
+    step_until(driver, lambda: second.slot >= 0)
+    assert (second.block_ids[1] == table[1]) != lost
+    driver.run()
+    driver.check_solo()
+
+
 def test_the_last_abort_leaves_no_copy():
     driver = make(num_blocks=8)
     driver.add("first", prompt_of(9, 1), max_tokens=18)
