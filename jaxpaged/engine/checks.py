@@ -7,6 +7,8 @@ from numbers import Integral
 
 from jaxpaged.config import EngineConfig
 from jaxpaged.core.sampling_params import ALL_LOGPROBS, SamplingParams
+from jaxpaged.device.slots import MAX_EOS_TOKEN_IDS
+from jaxpaged.device.step_program import logprob_columns
 from jaxpaged.errors import InvalidRequestError, RequestTooLargeError
 
 _INT32 = 2**31
@@ -64,11 +66,8 @@ def check_params(
         _check_ids("bad_words", sequence, vocab_size)
     for name in ("logprobs", "prompt_logprobs"):
         _check_logprobs(name, getattr(params, name), config.max_logprobs, vocab_size)
-    if params.use_beam_search and 2 * params.num_beams > vocab_size:
-        raise InvalidRequestError(
-            f"beam_width={params.num_beams} needs twice as many candidates, more than the vocabulary of {vocab_size}",
-            param="beam_width",
-        )
+    if params.use_beam_search:
+        _check_candidates(params, config.max_logprobs, vocab_size)
 
 
 def check_scheduling(priority: int, cache_salt: str | None) -> None:
@@ -77,6 +76,21 @@ def check_scheduling(priority: int, cache_salt: str | None) -> None:
         raise InvalidRequestError(f"priority={priority!r:.80} is not a 32-bit integer", param="priority")
     if cache_salt is not None and (not isinstance(cache_salt, str) or not cache_salt):
         raise InvalidRequestError(f"cache_salt={cache_salt!r:.80} is not a non-empty string", param="cache_salt")
+
+
+def _check_candidates(params: SamplingParams, max_logprobs: int, vocab_size: int) -> None:
+    """A search wants to see so many of a beam's best tokens that enough of them do not end it."""
+    if params.num_beams > vocab_size:
+        raise InvalidRequestError(
+            f"beam_width={params.num_beams} is more than the vocabulary of {vocab_size}", param="beam_width"
+        )
+    wanted = params.num_beams + len(params.stop_token_ids or ()) + MAX_EOS_TOKEN_IDS
+    if wanted > (columns := logprob_columns(max_logprobs, vocab_size)) and columns < vocab_size:
+        raise InvalidRequestError(
+            f"beam_width={params.num_beams} with {len(params.stop_token_ids or ())} stop_token_ids may need {wanted} "
+            f"candidates a beam, more than the {columns} of this engine",
+            param="stop_token_ids",
+        )
 
 
 def _check_ids(name: str, ids: Iterable[int], vocab_size: int) -> None:

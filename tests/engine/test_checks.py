@@ -55,11 +55,27 @@ def test_more_logprobs_than_the_engine_gives(name) -> None:
         assert caught.value.param == name
 
 
-def test_beams_need_candidates() -> None:
-    check(use_beam_search=True, temperature=0, beam_width=50)
-    with pytest.raises(InvalidRequestError, match=r"beam_width=51.*100") as caught:
-        check(use_beam_search=True, temperature=0, beam_width=51)
-    assert caught.value.param == "beam_width"
+@pytest.mark.parametrize(
+    ("width", "num_stops", "vocab_size", "refused"),
+    [
+        (64, 64, 64, ""),  # all of the vocabulary is looked at
+        (64, 0, 63, "beam_width"),
+        (48, 64, 1000, ""),
+        (49, 64, 1000, "stop_token_ids"),
+        (64, 48, 1000, ""),
+        (64, 49, 1000, "stop_token_ids"),
+    ],
+)
+def test_beams_need_candidates(width, num_stops, vocab_size, refused) -> None:
+    params = SamplingParams(
+        use_beam_search=True, temperature=0, beam_width=width, stop_token_ids=list(range(num_stops))
+    )
+    if not refused:
+        check_params(params, CONFIG, vocab_size)
+        return
+    with pytest.raises(InvalidRequestError, match=f"beam_width={width}") as caught:
+        check_params(params, CONFIG, vocab_size)
+    assert caught.value.param == refused
 
 
 @pytest.mark.parametrize("priority", [2**31, -(2**31) - 1, 1.5, True, None, "1"])
