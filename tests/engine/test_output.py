@@ -10,6 +10,7 @@ import pytest
 
 from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.core.step import RequestUpdate, TokenLogprobs
+from jaxpaged.engine.describer import SLICE_TOKENS
 from jaxpaged.engine.output import RequestOutput, logprob_arrays
 from jaxpaged.engine.output_processor import OutputProcessor
 from tests import tiny_tokenizers
@@ -465,12 +466,13 @@ def test_a_long_prompt_is_described_in_short_slices(kind) -> None:
     assert processor.process(updates) == ([], [])
     assert processor.process([RequestUpdate("r", [6])]) == ([], [])
     assert processor.process([RequestUpdate("r", [7], finish_reason="length")]) == ([], [])
-    outputs, slices, longest = [], 0, 0.0
+    outputs, slices = [], []
     while processor.is_behind("r"):
         start = time.thread_time()
         outputs += processor.describe("r")[0]
-        slices, longest = slices + 1, max(longest, time.thread_time() - start)
-    assert slices > 5 and longest < 0.05
+        slices.append(time.thread_time() - start)
+    assert len(slices) == math.ceil(3000 * 21 / SLICE_TOKENS)
+    assert sorted(slices)[len(slices) // 2] < 0.05  # not the longest: a collection of garbage may fall into one
     assert [(o.token_ids, o.finished, len(o.prompt_logprobs)) for o in outputs] == [([6, 7], True, 3000)]
     assert len(processor) == 0 and processor.describe("r") == ([], [])
 
