@@ -239,7 +239,8 @@ class Request:
     def ending(self) -> Ending | None:
         """Why the latest token is the last one, or None.
 
-        Neither EOS nor a stop id ends a request that has fewer than `min_tokens`, that one included.
+        Neither EOS nor a stop id ends a request that has fewer than `min_tokens`, that one included. One that
+        was sampled always ends it: the device bans them until `min_tokens` have been produced.
         """
         token = self.all_token_ids[-1]
         if self.num_output_tokens >= self.params.min_tokens:

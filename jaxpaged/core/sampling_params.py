@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
 
-from jaxpaged.errors import InvalidRequestError, UnsupportedError
+from jaxpaged.core.parameter_checks import Check, boolean, instance, integer, list_of, one_of, real, text
+from jaxpaged.errors import InvalidRequestError
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 1024
@@ -155,8 +156,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             self._check_no_beams()
 
     def _check_stop(self) -> None:
-        for text in self.stop_strings:
-            _text("stop", text, MAX_STOP_STRING_CHARS)
+        for stop in self.stop_strings:
+            text(MAX_STOP_STRING_CHARS)("stop", stop)
         if len(self.stop_strings) > MAX_STOP_STRINGS:
             raise InvalidRequestError(
                 f"stop has {len(self.stop_strings)} strings, at most {MAX_STOP_STRINGS}", param="stop"
@@ -233,75 +234,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     def num_logprobs(self) -> int | None:
         """How many most likely tokens each step must tell, -1 for all; None: no log-probabilities at all.
 
-        Samples are compared by what their tokens' are, and beams grow from the best two times as many tokens as beams.
+        Samples are compared by what their tokens' are. What a beam needs, the search asks for: `logprobs` of its own.
         """
-        if self.use_beam_search:
-            return self.logprobs if self.logprobs == ALL_LOGPROBS else max(self.logprobs or 0, 2 * self.num_beams)
         return 0 if self.logprobs is None and self.num_samples > self.n else self.logprobs
-
-
-class NotYetSupported(InvalidRequestError, UnsupportedError):
-    """A combination of parameters that this version does not implement."""
-
-    def __init__(self, name: str, value: object, *, why: str = "not supported yet"):
-        super().__init__(f"{name}={value!r:.80} is {why}", param=name)
-
-
-Check = Callable[[str, Any], None]
-
-
-def _real(low: float, high: float) -> Check:
-    """A number from `low` to `high`. `low <= x <= high` is false for NaN; a bool is a number to Python only."""
-
-    def check(name: str, value: Any) -> None:
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high:
-            raise InvalidRequestError(f"{name}={value!r:.80} must be a number from {low:g} to {high:g}", param=name)
-
-    return check
-
-
-def _integer(low: int, high: int) -> Check:
-    def check(name: str, value: Any) -> None:
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise InvalidRequestError(f"{name}={value!r:.80} must be an integer from {low} to {high}", param=name)
-
-    return check
-
-
-def _bool(name: str, value: Any) -> None:
-    if not isinstance(value, bool):
-        raise InvalidRequestError(f"{name}={value!r:.80} is not a bool", param=name)
-
-
-def _one_of(*allowed: Any) -> Check:
-    def check(name: str, value: Any) -> None:
-        if not any(value is a or (isinstance(a, str) and value == a) for a in allowed):
-            raise InvalidRequestError(f"{name}={value!r:.80} must be one of {allowed}", param=name)
-
-    return check
-
-
-def _list(most: int, item: Check, *, least: int = 0) -> Check:
-    def check(name: str, value: Any) -> None:
-        if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
-            raise InvalidRequestError(f"{name}={value!r:.80} is not a list", param=name)
-        if not least <= len(value) <= most:
-            raise InvalidRequestError(f"{name} has {len(value)} entries, not {least} to {most}", param=name)
-        for entry in value:
-            item(name, entry)
-
-    return check
-
-
-def _text(name: str, value: Any, most: int) -> None:
-    if not isinstance(value, str) or not 0 < len(value) <= most:
-        start = value[:80] if isinstance(value, str) else value  # the whole may be megabytes
-        raise InvalidRequestError(f"{name} holds {start!r:.80}, not a text of 1 to {most} characters", param=name)
 
 
 def _text_or_texts(name: str, value: Any) -> None:
     if not isinstance(value, str):
-        _list(MAX_STOP_STRINGS, lambda name, text: _text(name, text, MAX_STOP_STRING_CHARS))(name, value)
+        list_of(MAX_STOP_STRINGS, text(MAX_STOP_STRING_CHARS))(name, value)
 
 
 def _logit_bias(name: str, value: Any) -> None:
@@ -310,16 +250,8 @@ def _logit_bias(name: str, value: Any) -> None:
     if len(value) > MAX_LOGIT_BIAS:
         raise InvalidRequestError(f"{name} has {len(value)} entries, at most {MAX_LOGIT_BIAS}", param=name)
     for token, bias in value.items():
-        _integer(0, _INT32)(name, token)
-        _real(-MAX_LOGIT_BIAS_VALUE, MAX_LOGIT_BIAS_VALUE)(name, bias)
-
-
-def _instance(kind: type) -> Check:
-    def check(name: str, value: Any) -> None:
-        if not isinstance(value, kind):
-            raise InvalidRequestError(f"{name}={value!r:.80} is not a {kind.__name__}", param=name)
-
-    return check
+        integer(0, _INT32)(name, token)
+        real(-MAX_LOGIT_BIAS_VALUE, MAX_LOGIT_BIAS_VALUE)(name, bias)
 
 
 def _processors(name: str, value: Any) -> None:
@@ -327,43 +259,43 @@ def _processors(name: str, value: Any) -> None:
         raise InvalidRequestError(f"{name}={value!r:.80} is not an object of arguments by processor", param=name)
 
 
-_TOKEN_ID = _integer(0, _INT32)
+_TOKEN_ID = integer(0, _INT32)
 _FIELDS: dict[str, Check] = {
-    "n": _integer(1, MAX_SAMPLES),
-    "best_of": _integer(1, MAX_SAMPLES),
-    "temperature": _real(0.0, 100.0),
-    "top_k": _integer(-1, _INT32),
-    "top_p": _real(0.0, 1.0),
-    "min_p": _real(0.0, 1.0),
-    "seed": _integer(-_INT64 - 1, _INT64),
-    "presence_penalty": _real(-2.0, 2.0),
-    "frequency_penalty": _real(-2.0, 2.0),
-    "repetition_penalty": _real(1e-3, 1e3),
+    "n": integer(1, MAX_SAMPLES),
+    "best_of": integer(1, MAX_SAMPLES),
+    "temperature": real(0.0, 100.0),
+    "top_k": integer(-1, _INT32),
+    "top_p": real(0.0, 1.0),
+    "min_p": real(0.0, 1.0),
+    "seed": integer(-_INT64 - 1, _INT64),
+    "presence_penalty": real(-2.0, 2.0),
+    "frequency_penalty": real(-2.0, 2.0),
+    "repetition_penalty": real(1e-3, 1e3),
     "logit_bias": _logit_bias,
-    "allowed_token_ids": _list(_INT32, _TOKEN_ID, least=1),
-    "bad_words": _list(MAX_BAD_WORDS, lambda name, text: _text(name, text, MAX_BAD_WORD_CHARS)),
+    "allowed_token_ids": list_of(_INT32, _TOKEN_ID, least=1),
+    "bad_words": list_of(MAX_BAD_WORDS, text(MAX_BAD_WORD_CHARS)),
     "stop": _text_or_texts,
-    "stop_token_ids": _list(MAX_STOP_TOKEN_IDS, _TOKEN_ID),
-    "include_stop_str_in_output": _bool,
-    "ignore_eos": _bool,
-    "min_tokens": _integer(0, _INT32),
-    "max_tokens": _integer(0, _INT32),
-    "timeout": _real(0.0, 1e9),
-    "logprobs": _integer(ALL_LOGPROBS, _INT32),
-    "prompt_logprobs": _integer(ALL_LOGPROBS, _INT32),
-    "logprob_token_ids": _list(MAX_LOGPROB_TOKEN_IDS, _TOKEN_ID, least=1),
-    "logprobs_mode": _one_of("raw_logprobs", "processed_logprobs"),
-    "structured_outputs": _instance(StructuredOutputs),
+    "stop_token_ids": list_of(MAX_STOP_TOKEN_IDS, _TOKEN_ID),
+    "include_stop_str_in_output": boolean,
+    "ignore_eos": boolean,
+    "min_tokens": integer(0, _INT32),
+    "max_tokens": integer(0, _INT32),
+    "timeout": real(0.0, 1e9),
+    "logprobs": integer(ALL_LOGPROBS, _INT32),
+    "prompt_logprobs": integer(ALL_LOGPROBS, _INT32),
+    "logprob_token_ids": list_of(MAX_LOGPROB_TOKEN_IDS, _TOKEN_ID, least=1),
+    "logprobs_mode": one_of("raw_logprobs", "processed_logprobs"),
+    "structured_outputs": instance(StructuredOutputs),
     "logits_processors": _processors,
-    "use_beam_search": _bool,
-    "beam_width": _integer(1, MAX_BEAM_WIDTH),
-    "length_penalty": _real(-10.0, 10.0),
-    "early_stopping": _one_of(True, False, "never"),
-    "detokenize": _bool,
-    "skip_special_tokens": _bool,
-    "spaces_between_special_tokens": _bool,
-    "truncate_prompt_tokens": _integer(-1, _INT32),
-    "output_kind": _one_of("cumulative", "delta", "final"),
+    "use_beam_search": boolean,
+    "beam_width": integer(1, MAX_BEAM_WIDTH),
+    "length_penalty": real(-10.0, 10.0),
+    "early_stopping": one_of(True, False, "never"),
+    "detokenize": boolean,
+    "skip_special_tokens": boolean,
+    "spaces_between_special_tokens": boolean,
+    "truncate_prompt_tokens": integer(-1, _INT32),
+    "output_kind": one_of("cumulative", "delta", "final"),
 }
 _DEFAULTS = {f.name: f.default for f in msgspec.structs.fields(SamplingParams)}
 _NEVER_NONE = frozenset(name for name, default in _DEFAULTS.items() if default is not None) - {"max_tokens"}

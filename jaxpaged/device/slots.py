@@ -45,16 +45,14 @@ class Feature(enum.IntFlag):
 
 
 def features(request: Request, logprobs_mode: str = "raw_logprobs") -> Feature:
-    """What a request uses. A beam search takes the best tokens' log-probabilities and draws nothing.
+    """What a request uses.
 
     Args:
       logprobs_mode: the engine's, for a request that does not say.
     """
     params = request.params
-    beams = params.use_beam_search
     wants_logprobs, given = params.num_logprobs is not None, params.logprob_token_ids is not None
-    random = not params.greedy and not beams
-    processed = beams or (params.logprobs_mode or logprobs_mode) == "processed_logprobs"
+    processed = (params.logprobs_mode or logprobs_mode) == "processed_logprobs"
     used = {
         Feature.ALLOWED_IDS: params.allowed_token_ids is not None,
         Feature.GRAMMAR: request.grammar is not None,
@@ -63,9 +61,9 @@ def features(request: Request, logprobs_mode: str = "raw_logprobs") -> Feature:
         Feature.LOGIT_BIAS: bool(params.logit_bias),
         Feature.PENALTIES: (params.presence_penalty, params.frequency_penalty, params.repetition_penalty) != (0, 0, 1),
         Feature.PROCESSORS: bool(params.logits_processors),
-        Feature.RANDOM: random,
-        Feature.TOP_K: random and params.top_k > 0,
-        Feature.TOP_P: random and params.top_p < 1,
+        Feature.RANDOM: not params.greedy,
+        Feature.TOP_K: not params.greedy and params.top_k > 0,
+        Feature.TOP_P: not params.greedy and params.top_p < 1,
         Feature.LOGPROBS: wants_logprobs,
         Feature.TOP_LOGPROBS: params.num_logprobs not in (None, 0) and not given,
         Feature.PROCESSED_LOGPROBS: wants_logprobs and processed,

@@ -189,9 +189,6 @@ def test_values_of_another_type_are_refused(bad) -> None:
         ({"n": 2}, None),
         ({"n": 2, "best_of": 3}, 0),
         ({"n": 2, "best_of": 3, "logprobs": 5}, 5),
-        ({"n": 2, "use_beam_search": True, "temperature": 0}, 4),
-        ({"beam_width": 3, "use_beam_search": True, "temperature": 0, "logprobs": 9}, 9),
-        ({"beam_width": 3, "use_beam_search": True, "temperature": 0, "logprobs": -1}, -1),
     ],
 )
 def test_logprobs_that_each_step_must_tell(params, count) -> None:

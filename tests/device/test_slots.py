@@ -89,7 +89,6 @@ def test_padding_uses_no_feature():
         ({"temperature": 0, "logprobs": 1, "logprobs_mode": "raw_logprobs"}, TOP),
         ({"temperature": 0, "logprobs": 1, "logprob_token_ids": [1]}, Feature.LOGPROBS | Feature.LOGPROB_IDS),
         ({"best_of": 2}, Feature.RANDOM | Feature.LOGPROBS),
-        ({"use_beam_search": True}, TOP | Feature.PROCESSED_LOGPROBS),
     ],
     ids=str,
 )
