@@ -136,20 +136,24 @@ def abstract_step(
         compiler_options=compiler_options(platform),
         may_spill=(),
     )
+    sample, plain = _samplers(step_options, slots, wide, rows, config.vocab_size, platform)
+    return AbstractStep(forward, sample, plain, config.num_layers)
+
+
+def _samplers(
+    options: StepOptions, slots: Any, wide: Any, rows: int, vocab_size: int, platform: str
+) -> tuple[AbstractProgram, AbstractProgram]:
+    """`sample` and `sample_plain`."""
     sample = AbstractProgram(
-        function=make_sample(step_options),
-        args=sample_arguments(slots, wide, rows, config.vocab_size),
+        function=make_sample(options),
+        args=sample_arguments(slots, wide, rows, vocab_size),
         donate_argnums=SAMPLE_DONATED,
         row_major=(),
         compiler_options=compiler_options(platform),
         may_spill=("sort_",),  # XLA's own, used where there is no device; on one it calls a library
     )
-    plain = sample._replace(
-        function=make_sample_plain(step_options),
-        args=sample_plain_arguments(slots, rows, config.vocab_size),
-        may_spill=(),
-    )
-    return AbstractStep(forward, sample, plain, config.num_layers)
+    args = sample_plain_arguments(slots, rows, vocab_size)
+    return sample, sample._replace(function=make_sample_plain(options), args=args, may_spill=())
 
 
 def _room(params: Any, memory: int | None) -> int:

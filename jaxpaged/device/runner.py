@@ -94,16 +94,7 @@ class Runner:
         """
         assert config.max_num_seqs and config.max_num_batched_tokens and config.max_model_len
         self.module, self.params, self.config, self.buckets = module, params, config, buckets
-        on_cpu = jax.default_backend() == "cpu"
-        self.step_options = StepOptions(
-            page_size=config.block_size,
-            vocab_size=vocab_size,
-            max_logprobs=logprob_columns(config.max_logprobs, vocab_size),
-            implementation=config.attention_implementation,
-            debug=config.debug_kernels,
-            small_head=8 if on_cpu else 0,
-            processors=config.logits_processors,
-        )
+        self.step_options = _step_options(config, vocab_size)
         self._vocab_rows = module.config.vocab_size
         self._max_pages = -(-config.max_model_len // config.block_size)
         self.slots = empty_slots(config.max_num_seqs, config.max_model_len, self._max_pages)
@@ -115,7 +106,7 @@ class Runner:
         self._prompts = PromptLogprobs(module, self.step_options, params)
         model = module.config
         given = config.num_kv_blocks is not None or config.kv_cache_bytes is not None
-        step_bytes = 0 if on_cpu or given else self._largest_step_bytes()  # compilations: only where it matters
+        step_bytes = 0 if _on_cpu() or given else self._largest_step_bytes()  # compilations: only where it matters
         num_pages = kv_cache.num_pages(config, model, step_bytes=step_bytes)
         self.kv_pages = kv_cache.empty_pages(model, num_pages, config.block_size, config.kv_cache_dtype)
         self._blocks = BlockStore(abstract(self.kv_pages))
@@ -206,6 +197,7 @@ class Runner:
 
         Args:
           masks: i32[len(step.masked), num_mask_words], a row for each of them: bit i of word w allows token 32 w + i.
+            They are not to be changed afterwards.
 
         Raises:
           RecompilationError: as `launch`.
@@ -213,10 +205,12 @@ class Runner:
         step, forwarded = launched.step, launched.forwarded
         assert forwarded is not None and len(masks) == len(step.masked)
         with self._no_compilations():
-            full = np.full((len(forwarded.logits), self.num_mask_words), -1, np.int32)
-            order = np.cumsum(step.samples) - 1
-            full[order[step.masked], : masks.shape[1]] = masks
-            self._sample(launched, full)
+            shape = len(forwarded.logits), self.num_mask_words
+            if masks.shape != shape:  # else all rows are masked, in their order
+                given, masks = masks, np.full(shape, -1, np.int32)
+                order = np.cumsum(step.samples) - 1
+                masks[order[step.masked], : given.shape[1]] = given
+            self._sample(launched, masks)
 
     def collect(self, launched: Launched) -> StepResult:
         """Waits for a step and returns its tokens."""
@@ -305,3 +299,19 @@ class Runner:
         sampler = program_bytes(self.samplers.full_program(self.buckets.sample_rows[-1]))
         scores, scoring = self._prompts.step_bytes(bucket.tokens)
         return sum(forward) + scores + max(sum(sampler), scoring)
+
+
+def _on_cpu() -> bool:
+    return jax.default_backend() == "cpu"
+
+
+def _step_options(config: EngineConfig, vocab_size: int) -> StepOptions:
+    return StepOptions(
+        page_size=config.block_size,
+        vocab_size=vocab_size,
+        max_logprobs=logprob_columns(config.max_logprobs, vocab_size),
+        implementation=config.attention_implementation,
+        debug=config.debug_kernels,
+        small_head=8 if _on_cpu() else 0,
+        processors=config.logits_processors,
+    )

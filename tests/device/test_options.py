@@ -47,7 +47,7 @@ def test_everything_lands_in_its_slot():
     assert options.bad_tokens[1, :7].tolist() == [5, 6, 7, 8, 9, 9, NO_TOKEN]
     assert options.bad_left[1, :7].tolist() == [0, 2, 1, 0, 1, 0, 0]
     assert options.logprob_ids[1, :3].tolist() == [9, 4, NO_TOKEN]
-    assert options.applies[1].tolist() == [0, 1, 0, 0]
+    assert options.applies[1].tolist() == [0, 1, 0, 0, 0]
     assert options.arguments[1].tolist() == [0, 3.0, 5.0, 0.5]
     others = jax.tree.map(lambda x: np.delete(np.asarray(x), 1, 0), options)
     jax.tree.map(np.testing.assert_array_equal, others, empty_options(2, HEAD, PROCESSORS))

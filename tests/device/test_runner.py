@@ -40,6 +40,15 @@ def test_masks_belong_to_rows_that_sample(runner):
     assert runner.collect(launched).token_ids == [[], [99]]
 
 
+def test_masks_of_all_rows_are_taken_as_they_are(runner):
+    requests = [make_request(runner, prompt(n), grammar=object()) for n in (9, 12)]
+    launched = runner.launch(make_step([(r, 0, r.num_tokens) for r in requests], masked=[0, 1]))
+    masks = np.stack([words(99), words(7)])
+    assert masks.shape == (len(launched.forwarded.logits), runner.num_mask_words)
+    runner.sample(launched, masks)
+    assert runner.collect(launched).token_ids == [[99], [7]]
+
+
 def test_a_sampled_token_is_the_next_input(runner):
     request = make_request(runner, prompt(9))
     first = runner.launch(make_step([(request, 0, 9)]))
