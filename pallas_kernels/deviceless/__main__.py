@@ -44,7 +44,7 @@ def main(argv: list[str] | None = None) -> int:
             num_layers=args.layers,
             **_given(args, "pool_bytes", "block_size", "max_model_len", "kv_cache_dtype"),
         )
-        forward, sample = (
+        forward, sample, plain = (
             compile_for(
                 args.device,
                 program.function,
@@ -54,12 +54,13 @@ def main(argv: list[str] | None = None) -> int:
                 row_major=program.row_major,
                 may_spill=program.may_spill,
             )
-            for program in (step.forward, step.sample)
+            for program in (step.forward, step.sample, step.sample_plain)
         )
     except (ValueError, NotImplementedError, CompileError, CompilerMissingError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return 1
-    data = report(forward, step.num_layers) | {"sampling": report_sampling(sample)}
+    data = report(forward, step.num_layers)
+    data |= {"sampling": report_sampling(sample), "plain_sampling": report_sampling(plain)}
     print(render(data))
     if args.json:
         about = {"model": args.model, "batch": args.batch, "mixed": args.mixed, "jax": jax.__version__}

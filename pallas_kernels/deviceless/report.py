@@ -99,7 +99,8 @@ def render(data: dict[str, Any]) -> str:
         f"temporaries                  {data['temporary_bytes']:,} bytes",
         f"shared memory of a block     {data['max_shared_memory']:,} bytes at most",
         f"register spills              {data['spills'] or 'none'}",
-        *_render_sampling(data.get("sampling")),
+        *_render_sampling("sampling, a program apart", data.get("sampling")),
+        *_render_sampling("  if no row uses features", data.get("plain_sampling")),
         "",
         "one layer:",
     ]
@@ -119,11 +120,11 @@ def render(data: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _render_sampling(data: dict[str, Any] | None) -> list[str]:
+def _render_sampling(title: str, data: dict[str, Any] | None) -> list[str]:
     if data is None:
         return []
     return [
-        f"sampling, a program apart    {data['launches']} launches, {data['launches_always']} of them in every step; "
+        f"{title:28s} {data['launches']} launches, {data['launches_always']} of them in every step; "
         f"temporaries of {data['temporary_bytes']:,} bytes; compiled in {data['seconds']} s"
     ]
 

@@ -187,6 +187,8 @@ def test_the_command_reports_on_a_step(tmp_path, capsys):
     assert data["launches_per_layer"] == len(data["layer"]) <= 11
     assert f"launches per layer           {data['launches_per_layer']}" in text
     assert data["sampling"]["launches"] > data["sampling"]["launches_always"] > 0
+    plain = data["plain_sampling"]
+    assert plain["launches"] == plain["launches_always"] > 0 and f"features    {plain['launches']} launches" in text
     assert data["layers"] == 4 and data["mixed"] == 32 and data["seconds"] > 0
 
 
