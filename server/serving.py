@@ -12,7 +12,7 @@ from fastapi import Request
 from jaxpaged import __version__
 from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.engine.async_llm import AsyncLLM, PreparedRequest
-from jaxpaged.errors import EngineDeadError, InvalidRequestError, RequestTooLargeError
+from jaxpaged.errors import EngineDeadError, RequestTooLargeError
 from server.errors import APIError
 from server.logprobs import LogprobFormat
 from server.protocol import GenerationRequest
@@ -62,10 +62,6 @@ class Serving:
     ) -> PreparedRequest:
         """Checks one prompt of a request."""
         config = self.llm.config
-        if body.priority and config.scheduling_policy != "priority" and config.scheduling_key is None:
-            raise InvalidRequestError(
-                f"priority={body.priority} needs a server with --scheduling-policy priority", param="priority"
-            )
         too_long = config.max_model_len is not None and len(prompt) >= config.max_model_len
         if too_long and not isinstance(prompt, str) and params.truncate_prompt_tokens is None:
             # Before a million ids are looked at one by one.

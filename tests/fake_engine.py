@@ -82,7 +82,7 @@ class FakeEngine:
         arrival_time: float | None = None,
     ) -> Request:
         assert self.config.max_model_len is not None
-        check_scheduling(priority, cache_salt)
+        check_scheduling(priority, cache_salt, self.config)
         check_params(params, self.config, self.vocab_size, bad_word_ids)
         return Request(
             request_id,

@@ -20,7 +20,10 @@ from jaxpaged.errors import ConfigError, InvalidRequestError, ModelNotFoundError
 from server.app import create_app
 from tests import tiny_model
 
-OPTIONS = {"max_num_seqs": 4, "max_num_batched_tokens": 32, "num_kv_blocks": 40, "use_tqdm": False, "strict": True}
+OPTIONS = {
+    "max_num_seqs": 4, "max_num_batched_tokens": 32, "num_kv_blocks": 40, "use_tqdm": False, "strict": True,
+    "scheduling_policy": "priority",
+}  # fmt: skip
 GREEDY = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
 CHAT = [{"role": "user", "content": "Hello world"}]
 

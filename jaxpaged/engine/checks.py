@@ -70,10 +70,19 @@ def check_params(
         _check_candidates(params, config.max_logprobs, vocab_size)
 
 
-def check_scheduling(priority: int, cache_salt: str | None) -> None:
-    """Raises InvalidRequestError for a priority that is no 32-bit integer, or an empty salt, which protects nobody."""
+def check_scheduling(priority: int, cache_salt: str | None, config: EngineConfig) -> None:
+    """Raises InvalidRequestError for a priority that is no 32-bit integer or that this engine does not heed.
+
+    Likewise for an empty salt, which protects nobody.
+    """
     if isinstance(priority, bool) or not isinstance(priority, int) or not -_INT32 <= priority < _INT32:
         raise InvalidRequestError(f"priority={priority!r:.80} is not a 32-bit integer", param="priority")
+    if priority and config.scheduling_policy != "priority" and config.scheduling_key is None:
+        raise InvalidRequestError(
+            f"priority={priority} is not heeded by an engine with scheduling_policy={config.scheduling_policy!r}: "
+            f'"priority" heeds it',
+            param="priority",
+        )
     if cache_salt is not None and (not isinstance(cache_salt, str) or not cache_salt):
         raise InvalidRequestError(f"cache_salt={cache_salt!r:.80} is not a non-empty string", param="cache_salt")
 

@@ -120,7 +120,7 @@ class Engine:
         """
         assert bool(params.bad_words) == bool(bad_word_ids), "bad words come with their tokens"
         assert (params.structured_outputs is None) == (grammar is None), "structured outputs come with their grammar"
-        check_scheduling(priority, cache_salt)
+        check_scheduling(priority, cache_salt, self.config)
         check_params(params, self.config, self.vocab_size, bad_word_ids)
         assert self.config.max_model_len is not None
         request = Request(

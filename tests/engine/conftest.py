@@ -57,6 +57,7 @@ def tiny_config() -> EngineConfig:
         attention_implementation="xla",
         compilation_cache_dir="",
         strict=True,
+        scheduling_policy="priority",  # so that a priority may be given; what heeds it is each engine's key
     )
 
 

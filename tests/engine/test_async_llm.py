@@ -124,7 +124,7 @@ def test_a_stop_string_ends_one_sample_in_the_engine_too() -> None:
 
 
 def test_what_a_request_brings_besides_its_parameters() -> None:
-    engine = fake()
+    engine = fake(scheduling_policy="priority")
 
     async def test(llm: AsyncLLM) -> None:
         params = SamplingParams(bad_words=["fox"], max_tokens=50)

@@ -78,19 +78,22 @@ def test_beams_need_candidates(width, num_stops, vocab_size, refused) -> None:
     assert caught.value.param == refused
 
 
+HEEDS = EngineConfig(scheduling_policy="priority")
+
+
 @pytest.mark.parametrize("priority", [2**31, -(2**31) - 1, 1.5, True, None, "1"])
 def test_a_priority_is_a_32_bit_integer(priority) -> None:
     with pytest.raises(InvalidRequestError, match="priority") as caught:
-        check_scheduling(priority, None)
+        check_scheduling(priority, None, HEEDS)
     assert caught.value.param == "priority"
-    check_scheduling(2**31 - 1, None), check_scheduling(-(2**31), "salt")
+    check_scheduling(2**31 - 1, None, HEEDS), check_scheduling(-(2**31), "salt", HEEDS)
 
 
 @pytest.mark.parametrize("salt", ["", 5, b"x"])
 def test_an_empty_salt_is_refused(salt) -> None:
     """S01: it would be everybody's."""
     with pytest.raises(InvalidRequestError, match="cache_salt") as caught:
-        check_scheduling(0, salt)
+        check_scheduling(0, salt, HEEDS)
     assert caught.value.param == "cache_salt"
 
 
@@ -129,3 +132,11 @@ def test_what_is_cut_off_is_checked_too() -> None:
     """B20."""
     with pytest.raises(InvalidRequestError, match="100"):
         checked_prompt([VOCAB, 1, 2], SamplingParams(truncate_prompt_tokens=2), CONFIG, VOCAB)
+
+
+def test_a_priority_that_nothing_heeds_is_refused() -> None:
+    for config in (EngineConfig(), EngineConfig(scheduling_policy="spf")):
+        check_scheduling(0, None, config)
+        with pytest.raises(InvalidRequestError, match="priority=3 is not heeded"):
+            check_scheduling(3, None, config)
+    check_scheduling(3, None, EngineConfig(scheduling_key=lambda request: request.priority))
