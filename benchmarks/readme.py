@@ -10,6 +10,7 @@ from typing import Any
 from benchmarks import record
 from benchmarks.host_overhead import COLUMNS as HOST_COLUMNS
 from benchmarks.peers import wide_table
+from benchmarks.sampling import COLUMNS as SAMPLING_COLUMNS
 from benchmarks.startup import COLUMNS as STARTUP_COLUMNS
 
 BEGIN, END = "<!-- benchmark table -->", "<!-- end of benchmark table -->"
@@ -17,13 +18,16 @@ BEGIN, END = "<!-- benchmark table -->", "<!-- end of benchmark table -->"
 
 def section() -> str:
     """The text between the README's markers."""
-    host, startup = _read("host_overhead"), _read("startup")
+    host, startup, sampling = _read("host_overhead"), _read("startup"), _read("sampling")
     return "\n\n".join(
         [
             _peers("peers"),
             _peers("peers_bfloat16"),
             "Host time a step, without a device (`python -m benchmarks.host_overhead`):",
             record.table(host["results"], HOST_COLUMNS),
+            f"A decode step of {sampling['settings']['model']} with random float32 weights, by how tokens are chosen "
+            "(top_p 0.9 at temperature 0.8; `python -m benchmarks.sampling`):",
+            record.table(sampling["results"], SAMPLING_COLUMNS),
             "Start of the demo model as in `make demo`, in seconds (`python -m benchmarks.startup`):",
             record.table(startup["results"], STARTUP_COLUMNS),
         ]

@@ -120,8 +120,13 @@ class LLM:
         params = _as_params(sampling_params, len(ids))
         return self._run(ids, [None] * len(ids), params, cache_salt, priority, use_tqdm)
 
+    @property
+    def params(self) -> Any:
+        """The model's weights, a pytree of arrays as the Flax module takes it."""
+        return self.engine.runner.params
+
     def update_params(self, params: Any) -> None:
-        """Takes other weights without copying or compiling anything; see `Engine.update_params`."""
+        """Takes other weights, of the shape of `params`, without copying or compiling; see `Engine.update_params`."""
         with self._lock:
             self.engine.update_params(params)
 

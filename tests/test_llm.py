@@ -239,7 +239,7 @@ def test_a_fault_in_one_output_ends_that_request_alone(llm, monkeypatch):
 
 def test_other_weights(llm):
     before = only(llm.generate("Hello world", GREEDY, use_tqdm=False))
-    params = llm.engine.runner.params
+    params = llm.params
     llm.update_params(jax.tree.map(lambda x: x * 1.5 if x.ndim > 1 else x, params))
     assert only(llm.generate("Hello world", GREEDY, use_tqdm=False)).token_ids != before.token_ids
     llm.update_params(params)
