@@ -294,25 +294,6 @@ def test_a_prompt_is_held_back_rather_than_admitted_and_preempted(sizes):
 
 
 @pytest.mark.parametrize("overlap", [0, 1])
-@pytest.mark.parametrize("enable_prefix_caching", [False, True])
-def test_preemption_changes_no_output(overlap, enable_prefix_caching):
-    driver = Driver(
-        num_blocks=15,
-        block_size=16,
-        max_num_seqs=6,
-        max_num_batched_tokens=16,
-        max_model_len=200,
-        overlap=overlap,
-        enable_prefix_caching=enable_prefix_caching,
-    )
-    requests = [driver.add(f"r{i}", prompt_of(30, i), max_tokens=40) for i in range(6)]
-    driver.run()
-    driver.check_solo()
-    assert driver.scheduler.num_preemptions == sum(r.num_preemptions for r in requests) > 0
-    assert all(len(driver.streamed[r.request_id]) == 40 for r in requests)
-
-
-@pytest.mark.parametrize("overlap", [0, 1])
 def test_preemption_twice_and_in_mid_prompt_changes_no_output(overlap):
     driver = Driver(num_blocks=20, block_size=4, max_num_batched_tokens=8, max_model_len=100, overlap=overlap)
     driver.add("first", prompt_of(5, 1), max_tokens=60)

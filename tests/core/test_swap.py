@@ -41,8 +41,8 @@ def test_the_books_of_host_memory():
 @pytest.mark.parametrize("overlap", [0, 1])
 @pytest.mark.parametrize("enable_prefix_caching", [False, True])
 @pytest.mark.parametrize("num_host_blocks", [0, 3, 8, 100])
-def test_swapping_changes_no_output(num_host_blocks, enable_prefix_caching, overlap):
-    """B59"""
+def test_preemption_changes_no_output(num_host_blocks, enable_prefix_caching, overlap):
+    """B59, by recompute (no host blocks), by swapping, and by both."""
     driver = Driver(
         num_blocks=15,
         block_size=16,
@@ -53,15 +53,16 @@ def test_swapping_changes_no_output(num_host_blocks, enable_prefix_caching, over
         enable_prefix_caching=enable_prefix_caching,
         scheduler_options={"num_host_blocks": num_host_blocks},
     )
-    for i in range(6):
-        driver.add(f"r{i}", prompt_of(30, i), max_tokens=40)
+    requests = [driver.add(f"r{i}", prompt_of(30, i), max_tokens=40) for i in range(6)]
     swaps = 0
     while driver.scheduler.has_work:
         driver.step()
         swaps += bool(driver.last_step and driver.last_step.swap_in)
     driver.run()
     driver.check_solo()
-    assert driver.scheduler.num_preemptions and (swaps > 0) == (num_host_blocks > 0)
+    assert driver.scheduler.num_preemptions == sum(r.num_preemptions for r in requests) > 0
+    assert (swaps > 0) == (num_host_blocks > 0)
+    assert all(len(driver.streamed[r.request_id]) == 40 for r in requests)
 
 
 @pytest.mark.parametrize("overlap", [0, 1])

@@ -157,6 +157,7 @@ def _as_likely(answer: Answer, right: Answer) -> bool:
     """Whether two sequences are found in each other's place because only rounding tells which is likelier."""
     if answer.token_ids == right.token_ids or len(answer.token_ids) != len(right.token_ids):
         return False
+    assert len(answer.logprobs) == len(right.logprobs) == len(right.token_ids), "nothing tells how likely they are"
     totals = [sum(record.logprob for record in a.logprobs) for a in (answer, right)]
     return abs(totals[0] - totals[1]) < LOGPROB_TOLERANCE
 
