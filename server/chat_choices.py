@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxpaged.engine.output import CompletionOutput, RequestOutput
 from server.logprobs import LogprobFormat
-from server.protocol import ChatCompletionRequest
+from server.protocol.chat import ChatCompletionRequest
 
 
 class ChatChoices:

@@ -7,7 +7,7 @@ from typing import Any
 from jaxpaged.engine.async_llm import PreparedRequest
 from jaxpaged.engine.output import CompletionOutput, PositionLogprobs, RequestOutput
 from server.logprobs import LogprobFormat
-from server.protocol import CompletionRequest
+from server.protocol.completions import CompletionRequest
 
 
 class CompletionChoices:

@@ -11,7 +11,9 @@ from typing import Any
 from jaxpaged.core.sampling_params import ALL_LOGPROBS, SamplingParams
 from jaxpaged.engine.output import RequestOutput
 from jaxpaged.errors import InvalidRequestError
-from server.protocol import ChatCompletionRequest, CompletionRequest, GenerationRequest
+from server.protocol.chat import ChatCompletionRequest
+from server.protocol.completions import CompletionRequest
+from server.protocol.generation import GenerationRequest
 from server.structured import structured_field, structured_outputs
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default; chat goes on to the end of the context

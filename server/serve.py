@@ -21,6 +21,7 @@ from jaxpaged.engine.load import load_engine
 from jaxpaged.errors import ConfigError
 from jaxpaged.progress import ProgressBars
 from server.app import create_app
+from server.config import ServerConfig
 from server.options import add_engine_flags, engine_config_of
 
 API_KEY_VARIABLE = "JAXPAGED_API_KEY"
@@ -60,17 +61,17 @@ def serve(arguments: argparse.Namespace) -> int:
         started = time.monotonic()
         with ProgressBars() as bars:
             engine, tokenizer = load_engine(config, bars.update)
-        names = arguments.served_model_name or [arguments.model]
+        names = tuple(arguments.served_model_name or [arguments.model])
         server = DyingServer()
         llm = AsyncLLM(engine, tokenizer, on_death=server.engine_died)
         keys = arguments.api_key + [key for key in [os.environ.get(API_KEY_VARIABLE)] if key]
-        app = create_app(
-            llm,
-            model_names=names,
-            api_keys=keys,
+        server_config = ServerConfig(
+            served_model_name=names,
+            api_key=tuple(keys),
             root_path=arguments.root_path,
-            drain_seconds=arguments.shutdown_timeout,
+            shutdown_timeout=arguments.shutdown_timeout,
         )
+        app = create_app(llm, server_config)
         _print_start_page(engine, names, listener, bool(keys), time.monotonic() - started)
         server.configure(
             uvicorn.Config(
@@ -144,7 +145,9 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _print_start_page(engine: Engine, names: list[str], listener: socket.socket, has_key: bool, seconds: float) -> None:
+def _print_start_page(
+    engine: Engine, names: tuple[str, ...], listener: socket.socket, has_key: bool, seconds: float
+) -> None:
     config: EngineConfig = engine.config
     host, port = listener.getsockname()[:2]
     blocks, length = config.num_kv_blocks or 0, config.max_model_len or 1

@@ -13,22 +13,28 @@ from jaxpaged import __version__
 from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.engine.async_llm import AsyncLLM, PreparedRequest
 from jaxpaged.errors import EngineDeadError, RequestTooLargeError
+from server.config import ServerConfig
 from server.errors import APIError
 from server.logprobs import LogprobFormat
-from server.protocol import GenerationRequest
+from server.protocol.generation import GenerationRequest
 
 
 @dataclass(frozen=True)
 class Serving:
     """Attributes:
     llm: the engine.
-    model_names: names that requests may use; answers carry the first one.
+    config: the server's options.
     created: Unix time that /v1/models reports.
     """
 
     llm: AsyncLLM
-    model_names: Sequence[str]
+    config: ServerConfig
     created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def model_names(self) -> Sequence[str]:
+        """Names that requests may use; answers carry the first one."""
+        return self.config.served_model_name or (self.llm.config.model,)
 
     def check(self, model: str | None) -> None:
         """Raises: APIError 404 if no model of that name is served; EngineDeadError if nothing is."""

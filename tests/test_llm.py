@@ -18,6 +18,7 @@ from jaxpaged import LLM, LogitsProcessor, SamplingParams, StructuredOutputs
 from jaxpaged.engine.async_llm import AsyncLLM
 from jaxpaged.errors import ConfigError, InvalidRequestError, ModelNotFoundError, RequestTooLargeError
 from server.app import create_app
+from server.config import ServerConfig
 from tests import tiny_model
 
 OPTIONS = {
@@ -48,7 +49,9 @@ def llm(folder):
 def server(llm):
     """The HTTP server over the same engine, once the offline tests are done with it."""
     front = AsyncLLM(llm.engine, llm.tokenizer)
-    config = uvicorn.Config(create_app(front, model_names=["tiny"]), port=0, log_level="critical", ws="none")
+    config = uvicorn.Config(
+        create_app(front, ServerConfig(served_model_name=("tiny",))), port=0, log_level="critical", ws="none"
+    )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

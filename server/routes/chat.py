@@ -17,7 +17,8 @@ from jaxpaged.text.chat import check_template_options
 from server.body import read_body
 from server.chat_choices import ChatChoices
 from server.convert import Usage, named_as_sent, sampling_params, total_usage
-from server.protocol import ChatCompletionRequest, body_schema
+from server.protocol.chat import ChatCompletionRequest
+from server.protocol.fields import body_schema
 from server.serving import Serving, serving
 from server.stream import DONE, event, event_stream, finals, unless_gone
 

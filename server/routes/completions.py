@@ -16,7 +16,8 @@ from jaxpaged.engine.async_llm import PreparedRequest
 from server.body import read_body
 from server.completion_choices import CompletionChoices
 from server.convert import Usage, named_as_sent, sampling_params, total_usage
-from server.protocol import CompletionRequest, body_schema
+from server.protocol.completions import CompletionRequest
+from server.protocol.fields import body_schema
 from server.serving import Serving, serving
 from server.stream import DONE, event, event_stream, finals, merged, unless_gone
 

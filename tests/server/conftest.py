@@ -14,6 +14,7 @@ import uvicorn
 
 from jaxpaged.engine.async_llm import AsyncLLM
 from server.app import create_app
+from server.config import ServerConfig
 from tests import tiny_tokenizers
 from tests.fake_engine import FakeEngine
 from tests.tiny_tokenizers import TinyTokenizer
@@ -36,9 +37,10 @@ class RunningServer:
       http, openai: clients.
     """
 
-    def __init__(self, llm: AsyncLLM, **app_options: Any):
+    def __init__(self, llm: AsyncLLM, **server_options: Any):
         self.llm = llm
-        app = create_app(self.llm, model_names=[MODEL, "alias"], drain_seconds=5, **app_options)
+        options = {"served_model_name": (MODEL, "alias"), "shutdown_timeout": 5.0, **server_options}
+        app = create_app(self.llm, ServerConfig(**options))
         config = uvicorn.Config(app, port=0, log_level="critical", ws="none", timeout_graceful_shutdown=5)
         self.server = uvicorn.Server(config)
         self.thread = threading.Thread(target=self.server.run, daemon=True)
@@ -82,10 +84,10 @@ class LiveServer(RunningServer):
       tokenizer: its tokenizer.
     """
 
-    def __init__(self, tokenizer: TinyTokenizer, engine_options: dict[str, Any] | None = None, **app_options: Any):
+    def __init__(self, tokenizer: TinyTokenizer, engine_options: dict[str, Any] | None = None, **server_options: Any):
         self.tokenizer = tokenizer
         self.engine = FakeEngine(echo, vocab_size=tokenizer.vocab_size, eos_token_ids=[EOS], **(engine_options or {}))
-        super().__init__(AsyncLLM(self.engine, tokenizer), **app_options)
+        super().__init__(AsyncLLM(self.engine, tokenizer), **server_options)
 
     def play(self, script: Sequence[int] | Callable[[Any], Sequence[int]], **options: Any) -> FakeEngine:
         """Sets what the engine plays, and options of it."""

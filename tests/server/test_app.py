@@ -44,7 +44,7 @@ def test_the_schema_names_every_field(live) -> None:
 
 @pytest.mark.parametrize("header", [None, "Bearer", "Bearer wrong", "Basic one", "Bearer onee", "one", "Bearer on"])
 def test_without_a_key_everything_but_the_probes_is_closed(start, header) -> None:
-    server: LiveServer = start(api_keys=["one", "two"])
+    server: LiveServer = start(api_key=("one", "two"))
     headers = {"Authorization": header} if header else {}
     for path in ("/v1/models", "/openapi.json", "/docs", "/nothing"):
         response = server.http.get(path, headers=headers)
@@ -55,7 +55,7 @@ def test_without_a_key_everything_but_the_probes_is_closed(start, header) -> Non
 
 
 def test_any_of_the_keys_opens(start) -> None:
-    server: LiveServer = start(api_keys=["one", "two"])
+    server: LiveServer = start(api_key=("one", "two"))
     for key in ("one", "two"):
         client = server.openai.with_options(api_key=key)
         assert client.completions.create(model="tiny", prompt="x").choices[0].text == "x"

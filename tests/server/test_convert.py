@@ -10,7 +10,9 @@ import pytest
 from jaxpaged.core.sampling_params import SamplingParams, StructuredOutputs
 from jaxpaged.errors import InvalidRequestError
 from server.convert import named_as_sent, sampling_params
-from server.protocol import ChatCompletionRequest, CompletionRequest, GenerationRequest
+from server.protocol.chat import ChatCompletionRequest
+from server.protocol.completions import CompletionRequest
+from server.protocol.generation import GenerationRequest
 
 MESSAGES = [{"role": "user", "content": "x"}]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}

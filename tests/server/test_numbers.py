@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from pydantic import BaseModel
 
-from server.protocol import ChatCompletionRequest, CompletionRequest
+from server.protocol.chat import ChatCompletionRequest
+from server.protocol.completions import CompletionRequest
 
 BODIES = {
     "/v1/completions": (CompletionRequest, '"prompt": "x"'),

@@ -1,8 +1,4 @@
-"""The request bodies of the OpenAI API, with vLLM's extra fields.
-
-Numbers are strict: `true` and `"1"` are none, NaN and infinity are refused. A field that we do not know is refused;
-one that we know but have not built is accepted only with a value that asks for nothing. `null` means absent.
-"""
+"""What a request to generate may say, on either endpoint."""
 
 from __future__ import annotations
 
@@ -13,7 +9,6 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
-    PlainValidator,
     WithJsonSchema,
     model_validator,
 )
@@ -28,11 +23,10 @@ from jaxpaged.core.sampling_params import (
     LogprobsMode,
 )
 from server.errors import shown
-from server.refused import NOT_YET, NOT_YET_CHAT, NOT_YET_COMPLETION, first_refused
+from server.protocol.fields import invalid
+from server.refused import NOT_YET, first_refused
 from server.structured import StructuredFields
 
-MAX_PROMPTS = 1024
-MAX_MESSAGES = 16384
 MAX_ALLOWED_TOKEN_IDS = 1 << 18  # the largest vocabularies
 _INT32 = 2**31 - 1
 
@@ -48,13 +42,13 @@ def _logit_bias(value: Any) -> Any:
     if not isinstance(value, dict):
         return value  # refused by its type
     if len(value) > MAX_LOGIT_BIAS:
-        raise _invalid("logit_bias", f"logit_bias has {len(value)} entries, at most {MAX_LOGIT_BIAS}")
+        raise invalid("logit_bias", f"logit_bias has {len(value)} entries, at most {MAX_LOGIT_BIAS}")
     for key in value:
         if not (key.isascii() and key.isdigit() and len(key) <= 10):
-            raise _invalid("logit_bias", f"logit_bias holds {key!r:.60}, which is not a token id")
+            raise invalid("logit_bias", f"logit_bias holds {key!r:.60}, which is not a token id")
     biases = {int(key): bias for key, bias in value.items()}
     if len(biases) < len(value):
-        raise _invalid("logit_bias", "logit_bias holds a token id twice")
+        raise invalid("logit_bias", "logit_bias holds a token id twice")
     return biases
 
 
@@ -140,7 +134,7 @@ class GenerationRequest(StructuredFields):
         fields = cls.model_fields
         for name in data:  # one fault is enough to be told of: there might be a million
             if name not in fields and name not in cls.not_yet:
-                raise _invalid(name, f"unknown field {name!r:.80}")
+                raise invalid(name, f"unknown field {name!r:.80}")
         refused = first_refused(data, cls.not_yet)
         if refused is not None:
             context = {"param": refused, "shown": shown(data[refused])}
@@ -150,107 +144,7 @@ class GenerationRequest(StructuredFields):
     @model_validator(mode="after")
     def _some_need_a_stream_and_some_none(self) -> GenerationRequest:
         if self.stream_options is not None and not self.stream:
-            raise _invalid("stream_options", "stream_options is only allowed with stream=true")
+            raise invalid("stream_options", "stream_options is only allowed with stream=true")
         if self.prompt_logprobs is not None and self.stream:
-            raise _invalid("prompt_logprobs", "prompt_logprobs cannot be streamed")
+            raise invalid("prompt_logprobs", "prompt_logprobs cannot be streamed")
         return self
-
-
-def _prompts(value: Any) -> list[str] | list[list[int]]:
-    """A list of prompts, all texts or all token ids, from any of the four forms."""
-    if isinstance(value, str):
-        return [value]
-    if not isinstance(value, list) or not value:
-        what = "empty" if value in ([], None) else f"{type(value).__name__} {shown(value)}"
-        raise _invalid("prompt", f"prompt must be text, token ids, or a list of these, not {what}")
-    kinds = set(map(type, value))
-    if not kinds & {str, list}:
-        return [_token_ids(value, "prompt")]
-    if len(value) > MAX_PROMPTS:
-        raise _invalid("prompt", f"prompt holds {len(value)} prompts, at most {MAX_PROMPTS}")
-    if kinds == {str}:
-        return value
-    for i, item in enumerate(value):
-        if not isinstance(item, list):
-            raise _invalid("prompt", f"prompt[{i}]={shown(item)} is not a list of token ids as others are")
-    return [_token_ids(item, f"prompt[{i}]") for i, item in enumerate(value)]
-
-
-def _token_ids(value: list[Any], where: str) -> list[int]:
-    if not value:
-        raise _invalid("prompt", f"{where} is empty: it needs at least one token")
-    if set(map(type, value)) != {int}:
-        i, item = next((i, item) for i, item in enumerate(value) if type(item) is not int)
-        raise _invalid("prompt", f"{where}[{i}]={shown(item)} is not a token id")
-    return value
-
-
-_IDS_SCHEMA = {"type": "array", "items": {"type": "integer"}}
-_PROMPT_SCHEMA = {
-    "anyOf": [
-        {"type": "string"},
-        {"type": "array", "items": {"type": "string"}},
-        _IDS_SCHEMA,
-        {"type": "array", "items": _IDS_SCHEMA},
-    ]
-}
-
-
-class CompletionRequest(GenerationRequest):
-    """Body of POST /v1/completions."""
-
-    not_yet = NOT_YET_COMPLETION
-
-    prompt: Annotated[list[str] | list[list[int]], PlainValidator(_prompts), WithJsonSchema(_PROMPT_SCHEMA)] = Field(
-        description="Text, token ids, or a list of either."
-    )
-    echo: bool | None = Field(None, description="Begin the text with the prompt; logprobs then cover it too.")
-    logprobs: int | None = Field(None, description="Logprobs of each token and of this many most likely ones.")
-    add_special_tokens: bool | None = Field(None, description="Let the tokenizer add BOS to a text. Default true.")
-
-
-class ChatCompletionRequest(GenerationRequest):
-    """Body of POST /v1/chat/completions."""
-
-    not_yet = NOT_YET_CHAT
-
-    messages: list[Any] = Field(
-        max_length=MAX_MESSAGES, description="The conversation: objects with `role` and `content`."
-    )
-    echo: bool | None = Field(None, description="Begin the answer with the last message, if it is the assistant's.")
-    max_completion_tokens: int | None = Field(None, description="Most tokens to generate.")
-    logprobs: bool | None = Field(None, description="Logprobs of each token.")
-    top_logprobs: int | None = Field(None, description="And of this many most likely ones.")
-    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables for the chat template.")
-    add_generation_prompt: bool | None = Field(None, description="Open an assistant turn. Default true.")
-    continue_final_message: bool | None = Field(None, description="Continue the last message.")
-
-    @model_validator(mode="after")
-    def _consistent(self) -> ChatCompletionRequest:
-        if self.top_logprobs is not None and not self.logprobs:
-            raise _invalid("top_logprobs", "top_logprobs is only allowed with logprobs=true")
-        both = (self.max_tokens, self.max_completion_tokens)
-        if None not in both and both[0] != both[1]:
-            raise _invalid("max_tokens", f"max_tokens={both[0]} contradicts max_completion_tokens={both[1]}")
-        return self
-
-
-def _invalid(param: str, message: str) -> PydanticCustomError:
-    # The message goes in as a value: it may hold braces of the user's.
-    return PydanticCustomError("invalid", "{message}", {"param": param, "message": message})
-
-
-def body_schema(model: type[BaseModel]) -> dict[str, Any]:
-    """`openapi_extra` of a route that reads `model` from its body; references are replaced by what they name."""
-    schema = model.model_json_schema()
-    definitions = schema.pop("$defs", {})
-
-    def inlined(node: Any) -> Any:
-        if isinstance(node, dict):
-            if "$ref" in node:
-                return inlined(definitions[node["$ref"].rpartition("/")[2]])
-            # A discriminator speaks of definitions too, and says nothing that the alternatives do not.
-            return {key: inlined(value) for key, value in node.items() if key != "discriminator"}
-        return [inlined(item) for item in node] if isinstance(node, list) else node
-
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": inlined(schema)}}}}
