@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from jaxpaged.errors import ConfigError
+from jaxpaged.errors import ConfigError, UnsupportedError
 
 DTYPES = ("float32", "bfloat16", "float16")
 IMPLEMENTATIONS = ("reference", "xla", "gpu", "tpu")
@@ -21,7 +21,7 @@ class EngineConfig:
 
     Attributes:
       model: a local folder, a `.gguf` file, a Hugging Face name, or "demo".
-      tokenizer: where the tokenizer is, if not with the model.
+      tokenizer: where the tokenizer is; None: with the model.
       dtype: of weights and activations; "auto" takes the checkpoint's. On a CPU without instructions for it a
         16-bit type becomes float32, which holds the same weights: else every step would convert all of them. On a TPU
         float16 becomes bfloat16.
@@ -29,8 +29,8 @@ class EngineConfig:
       load_format: "auto" reads the checkpoint; "dummy" makes random weights of the model's config.
       max_model_len: longest sequence, prompt and output together; None: the model's own, cut to what the KV cache
         can hold.
-      max_num_seqs: requests that run at once: rows of the largest batch.
-      max_num_batched_tokens: tokens of the largest step.
+      max_num_seqs: requests that run at once: rows of the largest batch; None: 256, or 32 on a CPU.
+      max_num_batched_tokens: tokens of the largest step; None: 8192, or 256 on a CPU.
       block_size: tokens in a KV block (a page on the device); a power of two.
       num_kv_blocks: size of the pool, block 0 (scratch) not counted; None: from `kv_cache_bytes` or free memory.
       kv_cache_bytes: memory for the pool; None: from free memory.
@@ -39,7 +39,7 @@ class EngineConfig:
       attention_implementation: one of the kernels by name; None: the platform's best.
       debug_kernels: each step checks the page ids, lengths and slots that it is given; slow.
       overlap: launch a step before the last one's tokens have reached the host.
-      seed: of the engine: weights with load_format="dummy", and requests that bring no seed.
+      seed: of the engine: weights with `load_format` "dummy", and requests that bring no seed.
       max_logprobs: largest `logprobs` a request may ask for; -1: the whole vocabulary, which then may be asked for as
         -1, and which makes every request's log-probabilities dearer.
       logprobs_mode: "raw_logprobs" or "processed_logprobs", for requests that do not say.
@@ -51,6 +51,7 @@ class EngineConfig:
         prompt, so that nobody waits forever; 0: nothing does.
       swap_space: GiB of host memory for the blocks of preempted requests; 0: they are computed again.
       max_num_queued_requests: refuse more waiting requests than this with QueueFullError; None: no limit.
+      tensor_parallel_size: devices that share each layer; only 1 is built yet.
       strict: raise RecompilationError if anything compiles after warm-up.
       warmup: compile every program before the first request.
       compilation_cache_dir: where compiled programs persist; None: `~/.cache/jaxpaged/xla`; "": nowhere.
@@ -81,6 +82,7 @@ class EngineConfig:
     ageing: float = 10.0
     swap_space: float = 0.0
     max_num_queued_requests: int | None = None
+    tensor_parallel_size: int = 1
     strict: bool = False
     warmup: bool = True
     compilation_cache_dir: str | None = None
@@ -101,10 +103,16 @@ class EngineConfig:
             ("kv_cache_bytes", 1),
             ("max_logprobs", -1),
             ("max_num_queued_requests", 1),
+            ("tensor_parallel_size", 1),
         ):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < low):
                 raise ConfigError(f"{name}={value!r} must be an integer of at least {low}")
+        if self.tensor_parallel_size > 1:
+            raise UnsupportedError(
+                f"tensor_parallel_size={self.tensor_parallel_size}: tensor parallelism is not built yet. Choose a "
+                "model that fits one device; data_parallel_size serves more copies of it"
+            )
         if self.block_size & (self.block_size - 1):
             raise ConfigError(f"block_size={self.block_size} must be a power of two")
         if self.strict and not self.warmup:

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+from jaxpaged.errors import ConfigError
+
+LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 
 
 @dataclass(frozen=True)
@@ -12,9 +18,17 @@ class ServerConfig:
     Attributes:
       host: address to listen on.
       port: port to listen on; 0: any that is free.
-      served_model_name: names that requests use; answers carry the first one. Default: the model as given.
-      api_key: if any, every route but the probes needs one of them.
+      uds: listen on this Unix socket, and on no port; None: `host` and `port`.
+      ssl_keyfile: key of `ssl_certfile`, PEM; None: plain HTTP.
+      ssl_certfile: certificate, with its chain, PEM; None: plain HTTP.
+      ssl_ca_certs: demand of clients a certificate that one of these signed, PEM; None: none is asked for.
       root_path: path prefix under which a proxy serves it.
+      served_model_name: names that requests use; answers carry the first one. Empty: the model as given.
+      api_key: every route but the probes needs one of these keys. Empty: anyone may ask.
+      generation_config: where sampling parameters come from that requests leave out: "auto" is the model's
+        generation_config.json, "vllm" is OpenAI's defaults, else a folder with such a file. Read are temperature,
+        top_k, top_p, min_p, repetition_penalty and max_new_tokens; the last bounds every request.
+      override_generation_config: a JSON object of such parameters, which go before the others. None: none.
       shutdown_timeout: how many seconds SIGTERM waits for running requests.
       uvicorn_log_level: least level of the HTTP server's log.
       disable_uvicorn_access_log: do not log each request.
@@ -22,9 +36,31 @@ class ServerConfig:
 
     host: str = "127.0.0.1"
     port: int = 8000
+    uds: str | None = None
+    ssl_keyfile: str | None = None
+    ssl_certfile: str | None = None
+    ssl_ca_certs: str | None = None
+    root_path: str = ""
     served_model_name: tuple[str, ...] = ()
     api_key: tuple[str, ...] = ()
-    root_path: str = ""
+    generation_config: str = "auto"
+    override_generation_config: Mapping[str, Any] | None = None
     shutdown_timeout: float = 30.0
     uvicorn_log_level: str = "info"
     disable_uvicorn_access_log: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"port={self.port} must be from 0 to 65535")
+        if not 0 <= self.shutdown_timeout <= 1e6:
+            raise ConfigError(f"shutdown_timeout={self.shutdown_timeout} must be a number of seconds from 0 to 1e6")
+        if self.uvicorn_log_level not in LOG_LEVELS:
+            raise ConfigError(f"uvicorn_log_level={self.uvicorn_log_level!r} must be one of {', '.join(LOG_LEVELS)}")
+        if self.ssl_keyfile and not self.ssl_certfile:
+            raise ConfigError("ssl_keyfile needs ssl_certfile")
+        if self.ssl_ca_certs and not self.ssl_certfile:
+            raise ConfigError("ssl_ca_certs needs ssl_certfile: only TLS clients have certificates")
+        if not all(self.api_key):
+            raise ConfigError("api_key must not be empty")
+        if not all(self.served_model_name):
+            raise ConfigError("served_model_name must not be empty")
