@@ -12,6 +12,7 @@ from jaxpaged.core.request import Grammar, Request
 from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.core.step import RequestUpdate, TokenLogprobs
 from jaxpaged.engine.checks import check_params, check_scheduling, checked_prompt
+from jaxpaged.core.snapshot import EngineSnapshot, block_map, describe
 from jaxpaged.errors import QueueFullError, RequestTooLargeError
 
 Script = Sequence[int] | Callable[[Request], Sequence[int]]
@@ -137,6 +138,21 @@ class FakeEngine:
     @staticmethod
     def _blocks(request: Request) -> int:
         return math.ceil(request.num_prompt_tokens / 16)
+    def snapshot(self) -> EngineSnapshot:
+        """Its blocks are numbered as if each request had taken the first free ones; samples of one share theirs."""
+        samples, now = list(self.live.values()), time.monotonic()
+        tables: list[list[int]] = []
+        first: dict[str, list[int]] = {}
+        for sample in samples:
+            begin = 1 + sum(map(len, first.values()))
+            tables.append(first.setdefault(sample.request_id, list(range(begin, begin + self._blocks(sample)))))
+        owners, blocks = block_map(self.num_blocks, tables)
+        told = [
+            msgspec.structs.replace(describe(sample, now), status="running", num_blocks=len(table))
+            for sample, table in zip(samples, tables, strict=True)
+        ]
+        return EngineSnapshot(self.config.block_size, self.num_blocks, len(told), 0, told, owners, blocks)
+
 
     def _advance(self, sample: Request) -> RequestUpdate:
         params, cached = sample.params, min(4, sample.num_prompt_tokens - 1)

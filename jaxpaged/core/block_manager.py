@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from jaxpaged.core.free_list import FreeList
 from jaxpaged.core.prefix_cache import HashFunction, PrefixCache, sha256
@@ -57,6 +57,11 @@ class BlockManager:
     def num_used_blocks(self) -> int:
         """Blocks in some request's table."""
         return self.num_blocks - len(self._free)
+
+    @property
+    def findable_blocks(self) -> Collection[int]:
+        """Blocks in the prefix cache, referenced or not."""
+        return self._cache.blocks
 
     @property
     def weight_version(self) -> int:

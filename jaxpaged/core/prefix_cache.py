@@ -13,7 +13,7 @@ costs hits, never right answers.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from struct import Struct
 from typing import NamedTuple
 
@@ -63,6 +63,11 @@ class PrefixCache:
 
     def __len__(self) -> int:
         return len(self._index)
+
+    @property
+    def blocks(self) -> Collection[int]:
+        """All cached blocks."""
+        return self._index.values()
 
     def match(self, request: Request, max_blocks: int) -> list[int]:
         """Blocks of the longest cached prefix of a request's tokens, at most `max_blocks`.

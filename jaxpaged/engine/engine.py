@@ -14,6 +14,7 @@ from jaxpaged.config import EngineConfig
 from jaxpaged.core.request import Grammar, Request, Status
 from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.core.scheduler import Scheduler
+from jaxpaged.core.snapshot import EngineSnapshot, snapshot
 from jaxpaged.core.size_limits import check_size
 from jaxpaged.core.step import RequestUpdate
 from jaxpaged.device.runner import Launched, Runner
@@ -150,6 +151,10 @@ class Engine:
         self.scheduler.add(request)
 
     def abort(self, request_id: str, index: int | None = None) -> list[RequestUpdate]:
+    def snapshot(self) -> EngineSnapshot:
+        """Who runs, who waits, and who owns which block, as of now."""
+        return snapshot(self.scheduler)
+
         """Ends a request, or one sample of it, at once and frees its blocks.
 
         Returns: the last update of each sample that it ended; none if there was none (any more).
