@@ -7,12 +7,15 @@ import math
 import time
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from jaxpaged.config import EngineConfig
 from jaxpaged.core.request import Grammar, Request
 from jaxpaged.core.sampling_params import SamplingParams
+from jaxpaged.core.snapshot import EngineSnapshot, block_map, describe
 from jaxpaged.core.step import RequestUpdate, TokenLogprobs
 from jaxpaged.engine.checks import check_params, check_scheduling, checked_prompt
-from jaxpaged.core.snapshot import EngineSnapshot, block_map, describe
+from jaxpaged.engine.stats import EngineStats
 from jaxpaged.errors import QueueFullError, RequestTooLargeError
 
 Script = Sequence[int] | Callable[[Request], Sequence[int]]
@@ -36,6 +39,7 @@ class FakeEngine:
       live: samples that run, by request id and index.
       requests: all that were added, in order.
       added, aborted: request ids, in order.
+      counts: what `stats` tells that does not follow from the above, by name; may be set.
     """
 
     def __init__(
@@ -65,10 +69,22 @@ class FakeEngine:
         self.added: list[str] = []
         self.aborted: list[str] = []
         self.num_programs, self.num_compilations = 3, 0
+        self.counts = {"num_steps": 0, "num_prompt_tokens": 0, "num_generated_tokens": 0, "schedule_seconds": 0.0}
 
     @property
     def has_work(self) -> bool:
         return bool(self.live)
+
+    @property
+    def stats(self) -> EngineStats:
+        return EngineStats(
+            num_running=len(self.live),
+            num_used_blocks=self.num_blocks - self.num_free,
+            num_blocks=self.num_blocks,
+            num_programs=self.num_programs,
+            num_compilations=self.num_compilations,
+            **self.counts,  # type: ignore[arg-type]
+        )
 
     def make_request(
         self,
@@ -111,6 +127,7 @@ class FakeEngine:
             sample.index, sample.all_token_ids = index, list(request.all_token_ids)
             sample.grammar = request.grammar.copy() if request.grammar is not None else None
             self.live[request.request_id, index] = sample
+        self.counts["num_prompt_tokens"] += request.num_prompt_tokens
         self.requests.append(request)
         self.added.append(request.request_id)
         self.num_free -= needed
@@ -121,23 +138,6 @@ class FakeEngine:
             self.aborted.append(request_id)
         return [self._end(sample, RequestUpdate(request_id, [], index=sample.index), "abort") for sample in samples]
 
-    def step(self) -> list[RequestUpdate]:
-        if self.delay:
-            time.sleep(self.delay)
-        if self.fail_with is not None:
-            raise self.fail_with
-        return [self._advance(sample) for sample in list(self.live.values())]
-
-    def _end(self, sample: Request, update: RequestUpdate, reason: str, what: int | str | None = None) -> RequestUpdate:
-        update.finish_reason, update.stop_reason = reason, what
-        del self.live[sample.request_id, sample.index]
-        if all(request_id != sample.request_id for request_id, _ in self.live):
-            self.num_free += self._blocks(sample)
-        return update
-
-    @staticmethod
-    def _blocks(request: Request) -> int:
-        return math.ceil(request.num_prompt_tokens / 16)
     def snapshot(self) -> EngineSnapshot:
         """Its blocks are numbered as if each request had taken the first free ones; samples of one share theirs."""
         samples, now = list(self.live.values()), time.monotonic()
@@ -153,10 +153,36 @@ class FakeEngine:
         ]
         return EngineSnapshot(self.config.block_size, self.num_blocks, len(told), 0, told, owners, blocks)
 
+    def step(self) -> list[RequestUpdate]:
+        if self.delay:
+            time.sleep(self.delay)
+        if self.fail_with is not None:
+            raise self.fail_with
+        updates = [self._advance(sample) for sample in list(self.live.values())]
+        self.counts["num_steps"] += 1
+        self.counts["num_generated_tokens"] += sum(len(update.new_token_ids) for update in updates)
+        self.counts["schedule_seconds"] = 1e-5
+        return updates
+
+    def _end(self, sample: Request, update: RequestUpdate, reason: str, what: int | str | None = None) -> RequestUpdate:
+        update.finish_reason, update.stop_reason = reason, what
+        del self.live[sample.request_id, sample.index]
+        if all(request_id != sample.request_id for request_id, _ in self.live):
+            self.num_free += self._blocks(sample)
+        return update
+
+    @staticmethod
+    def _blocks(request: Request) -> int:
+        return math.ceil(request.num_prompt_tokens / 16)
 
     def _advance(self, sample: Request) -> RequestUpdate:
         params, cached = sample.params, min(4, sample.num_prompt_tokens - 1)
-        update = RequestUpdate(sample.request_id, [], num_cached_tokens=cached, index=sample.index)
+        if sample.queue_seconds is None:
+            sample.queue_seconds = max(0.0, time.monotonic() - sample.arrival_time)
+        queued = sample.queue_seconds
+        update = RequestUpdate(
+            sample.request_id, [], num_cached_tokens=cached, index=sample.index, queue_seconds=queued
+        )
         if params.timeout is not None and time.monotonic() - sample.arrival_time >= params.timeout:
             return self._end(sample, update, "abort", "timeout")
         if params.prompt_logprobs is not None and sample.index == 0 and not sample.num_output_tokens:

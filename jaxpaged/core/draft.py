@@ -59,6 +59,7 @@ class Draft:
         request.num_inflight_tokens += samples
         if request.wants_prompt_logprobs:
             self._ask_prompt_logprobs(chunk)
+        step.num_prompt_tokens += max(0, min(chunk.start + chunk.num_tokens, request.num_prompt_tokens) - chunk.start)
         step.requests.append(request)
         step.slots.append(request.slot)
         step.starts.append(chunk.start)

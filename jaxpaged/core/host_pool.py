@@ -33,6 +33,11 @@ class HostPool:
         self._out.append(Swap(self._num_keys, list(block_ids)))
         return self._num_keys
 
+    @property
+    def num_copies(self) -> int:
+        """Requests that have blocks here."""
+        return len(self._sizes)
+
     def size(self, key: int) -> int:
         """Blocks of a copy."""
         return self._sizes[key]

@@ -42,7 +42,14 @@ class Intake:
                     ids.append(token)
                     updates.append(
                         RequestUpdate(
-                            request.request_id, tokens, logprobs, None, None, request.num_cached_tokens, request.index
+                            request.request_id,
+                            tokens,
+                            logprobs,
+                            None,
+                            None,
+                            request.num_cached_tokens,
+                            request.index,
+                            request.queue_seconds,
                         )
                     )
                     continue
@@ -57,7 +64,9 @@ class Intake:
             assert len(tokens) <= 1 or not request.num_inflight_tokens, "a later step was laid out for one token"
             n, ending = request.extend(tokens)
             cached = request.num_cached_tokens
-            update = RequestUpdate(request.request_id, tokens, logprobs, None, None, cached, request.index)
+            update = RequestUpdate(
+                request.request_id, tokens, logprobs, None, None, cached, request.index, request.queue_seconds
+            )
             if ending is not None:
                 update = self._residency.end(request, ending)
                 update.new_token_ids, update.logprobs = tokens[:n], logprobs and logprobs[:n]

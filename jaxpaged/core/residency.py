@@ -111,7 +111,7 @@ class Residency:
         self.followers.notice(request)
         request.finish_reason, request.stop_reason = ending
         cached = max(0, request.num_cached_tokens)
-        return RequestUpdate(request.request_id, [], None, *ending, cached, request.index)
+        return RequestUpdate(request.request_id, [], None, *ending, cached, request.index, request.queue_seconds)
 
     def forget(self) -> None:
         """The weights have changed: what waiting requests had computed, and every cached prefix, is void."""

@@ -52,7 +52,7 @@ class Scheduler:
       key: a request's place in both queues, smaller first; what it gives must compare. Default: order of arrival.
       num_host_blocks: room in host memory for the blocks of preempted requests.
       max_num_queued_requests: samples that may wait; None: no limit.
-      clock: gives seconds, for timeouts.
+      clock: gives seconds as in the requests' arrival times, for timeouts and time in the queue.
 
     Attributes:
       roster: who is live, runs and waits.
@@ -81,7 +81,7 @@ class Scheduler:
         self.max_num_queued_requests = max_num_queued_requests
         self.prefix_cache_queries = 0
         self.prefix_cache_hits = 0
-        self._key = key
+        self._key, self._clock = key, clock
         self._residency = Residency(block_manager, num_host_blocks, max_num_seqs)
         self.roster = self._residency.roster
         self.running, self.waiting = self.roster.running, self.roster.waiting
@@ -104,6 +104,11 @@ class Scheduler:
     def num_preemptions(self) -> int:
         """How often a request lost its blocks, ever."""
         return self._residency.num_preemptions
+
+    @property
+    def num_swapped(self) -> int:
+        """Waiting samples whose blocks are in host memory."""
+        return self._residency.host_pool.num_copies
 
     @property
     def num_waiting(self) -> int:
@@ -275,7 +280,7 @@ class Scheduler:
                     continue
                 break
             self._residency.start(request, shared, draft.step)
-            self._count_hits(request)
+            self._note_admission(request)
             start = request.num_computed_tokens
             n = self._extend(request, self._share(request.num_tokens - start, left), draft.step)
             assert n, f"no block for {request.request_id}, which should fit"
@@ -302,7 +307,9 @@ class Scheduler:
             chunk.num_tokens += more
             left -= more
 
-    def _count_hits(self, request: Request) -> None:
+    def _note_admission(self, request: Request) -> None:
+        if request.queue_seconds is None:
+            request.queue_seconds = max(0.0, self._clock() - request.arrival_time)
         if request.num_cached_tokens < 0:  # what a preempted request finds again is no hit
             request.num_cached_tokens = request.num_computed_tokens
             self.prefix_cache_queries += request.num_prompt_tokens

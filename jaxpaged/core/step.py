@@ -80,6 +80,7 @@ class Step:
     admissions: list[Admission] = field(default_factory=list)
     new_blocks: list[tuple[int, int, int]] = field(default_factory=list)  # (slot, index in its table, block id)
     total_tokens: int = 0
+    num_prompt_tokens: int = 0  # those of `total_tokens` that are part of a prompt
     wants_logprobs: bool = False  # whether a sampling row does
     masked: list[int] = field(default_factory=list)  # sampling rows whose request has a grammar
     prompt_ranges: list[PromptRange] = field(default_factory=list)
@@ -135,6 +136,7 @@ class RequestUpdate(msgspec.Struct):
         over; what went wrong, for "error"; else None.
       num_cached_tokens: prompt tokens found in the prefix cache when first admitted.
       index: which sample: 0 to `params.num_samples` - 1; of a beam search, the rank of the sequence.
+      queue_seconds: from the request's arrival until the sample was first scheduled; None before.
       prompt_logprobs: records of the prompt's next positions, in order; the first is that of position 1.
     """
 
@@ -145,4 +147,5 @@ class RequestUpdate(msgspec.Struct):
     stop_reason: int | str | None = None
     num_cached_tokens: int = 0
     index: int = 0
+    queue_seconds: float | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None

@@ -53,6 +53,7 @@ class Launched:
       tokens: i32[R], of the rows that sample; None until then.
       sampled: these and what else is known of them; None if no row uses a `Feature`.
       prompt_scores: of the step's prompt ranges.
+      num_padding_tokens: how many its program computes beside the step's.
     """
 
     step: Step
@@ -60,6 +61,7 @@ class Launched:
     tokens: jax.Array | None = None
     sampled: Sampled | None = None
     prompt_scores: list[Logprobs] = field(default_factory=list)
+    num_padding_tokens: int = 0
 
 
 class Runner:
@@ -237,7 +239,7 @@ class Runner:
         packed = batch.pack(step, bucket, scratch_slot=len(self.slots.history) - 1, block_size=self.config.block_size)
         program = self._program(bucket)
         self.kv_pages, self.slots, forwarded = program(self.params, self.kv_pages, self.slots, packed)
-        launched = Launched(step, forwarded)
+        launched = Launched(step, forwarded, num_padding_tokens=bucket.tokens - step.total_tokens)
         if step.prompt_ranges:
             launched.prompt_scores = self._prompts.launch(self.params, forwarded.hidden, step)
         return launched

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -14,33 +13,14 @@ from jaxpaged.config import EngineConfig
 from jaxpaged.core.request import Grammar, Request, Status
 from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.core.scheduler import Scheduler
-from jaxpaged.core.snapshot import EngineSnapshot, snapshot
 from jaxpaged.core.size_limits import check_size
+from jaxpaged.core.snapshot import EngineSnapshot, snapshot
 from jaxpaged.core.step import RequestUpdate
 from jaxpaged.device.runner import Launched, Runner
 from jaxpaged.engine.checks import check_params, check_scheduling, checked_prompt
 from jaxpaged.engine.interrupts import interrupts_held
+from jaxpaged.engine.stats import EngineStats, StepMeter
 from jaxpaged.errors import CheckpointError
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStats:
-    """What an engine has done and does.
-
-    Attributes:
-      num_running, num_waiting: samples that have a slot, and that wait for one.
-      num_preemptions: how often one lost its blocks, ever.
-      prefix_cache_queries, prefix_cache_hits: prompt tokens looked up and found, ever; each request counts once.
-      num_used_blocks, num_blocks: blocks that live requests hold, and all.
-    """
-
-    num_running: int
-    num_waiting: int
-    num_preemptions: int
-    prefix_cache_queries: int
-    prefix_cache_hits: int
-    num_used_blocks: int
-    num_blocks: int
 
 
 class Engine:
@@ -65,6 +45,7 @@ class Engine:
         self.vocab_size, self.eos_token_ids = vocab_size, tuple(eos_token_ids)
         self._in_flight: Launched | None = None
         self._seeds = random.Random(config.seed)
+        self._meter = StepMeter()
 
     @property
     def has_work(self) -> bool:
@@ -83,16 +64,25 @@ class Engine:
 
     @property
     def stats(self) -> EngineStats:
-        """Counts as of now."""
-        scheduler, pool = self.scheduler, self.scheduler.block_manager
+        """Counts as of now, and the times of the last step."""
+        scheduler, pool, meter = self.scheduler, self.scheduler.block_manager, self._meter
         return EngineStats(
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,
+            num_swapped=scheduler.num_swapped,
             num_preemptions=scheduler.num_preemptions,
             prefix_cache_queries=scheduler.prefix_cache_queries,
             prefix_cache_hits=scheduler.prefix_cache_hits,
             num_used_blocks=pool.num_used_blocks,
+            num_cached_blocks=pool.num_cached_blocks,
             num_blocks=pool.num_blocks,
+            num_programs=self.num_programs,
+            num_compilations=self.num_compilations,
+            num_steps=meter.num_steps,
+            num_prompt_tokens=meter.num_prompt_tokens,
+            num_generated_tokens=meter.num_generated_tokens,
+            num_padding_tokens=meter.num_padding_tokens,
+            **{f"{stage}_seconds": seconds for stage, seconds in meter.seconds.items()},
         )
 
     def make_request(
@@ -151,10 +141,6 @@ class Engine:
         self.scheduler.add(request)
 
     def abort(self, request_id: str, index: int | None = None) -> list[RequestUpdate]:
-    def snapshot(self) -> EngineSnapshot:
-        """Who runs, who waits, and who owns which block, as of now."""
-        return snapshot(self.scheduler)
-
         """Ends a request, or one sample of it, at once and frees its blocks.
 
         Returns: the last update of each sample that it ended; none if there was none (any more).
@@ -164,6 +150,10 @@ class Engine:
     def reset_prefix_cache(self) -> None:
         """Forgets every cached prefix. Live requests go on."""
         self.scheduler.reset_prefix_cache()
+
+    def snapshot(self) -> EngineSnapshot:
+        """Who runs, who waits, and who owns which block, as of now."""
+        return snapshot(self.scheduler)
 
     def update_params(self, params: Any) -> None:
         """Takes other weights, from the next step on; cached prefixes are forgotten.
@@ -199,10 +189,7 @@ class Engine:
             raise
 
     def _step(self) -> list[RequestUpdate]:
-        scheduled = self.scheduler.schedule()
-        launched = self.runner.launch(scheduled) if scheduled else None
-        if launched is None and (left_over := self.scheduler.take_dropped()):
-            self.runner.drop(left_over)
+        launched = self._launch()
         if not self.config.overlap:
             return [*self._sample_masked(launched), *self._collect(launched)]
         updates = self._collect(self._in_flight)  # moves on the grammars, on which the masks depend
@@ -210,10 +197,30 @@ class Engine:
         self._in_flight = launched
         return updates
 
+    def _launch(self) -> Launched | None:
+        """Schedules and starts a step, if there is anything to compute."""
+        meter = self._meter
+        meter.start()
+        scheduled = self.scheduler.schedule()
+        meter.lap("schedule")
+        if scheduled is None:
+            if left_over := self.scheduler.take_dropped():
+                self.runner.drop(left_over)
+            return None
+        launched = self.runner.launch(scheduled)
+        meter.launched(scheduled, launched.num_padding_tokens)
+        meter.lap("launch")
+        return launched
+
     def _collect(self, launched: Launched | None) -> list[RequestUpdate]:
         if launched is None:
             return self.scheduler.drain()
-        return self.scheduler.update(launched.step, self.runner.collect(launched))
+        result = self.runner.collect(launched)
+        self._meter.lap("collect")
+        updates = self.scheduler.update(launched.step, result)
+        self._meter.collected(result)
+        self._meter.lap("update")
+        return updates
 
     def _sample_masked(self, launched: Launched | None) -> list[RequestUpdate]:
         """Starts the sampling of a step that waits for its grammars. One that fails ends only its own sample."""
@@ -232,6 +239,7 @@ class Engine:
                 mask.fill(-1)
                 failures.append(self.scheduler.fail(request, f"the grammar failed: {error!r}"))
         self.runner.sample(launched, masks)
+        self._meter.lap("sample")
         return failures
 
 

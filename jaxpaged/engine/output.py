@@ -116,6 +116,7 @@ class RequestMetrics:
 
     Attributes:
       arrival_time: when it was made.
+      scheduled_time: when it was first part of a step; None before.
       first_token_time: when its first token reached the host; None before.
       last_token_time: when its latest one did.
       finished_time: when it ended; None before.
@@ -123,6 +124,7 @@ class RequestMetrics:
     """
 
     arrival_time: float
+    scheduled_time: float | None = None
     first_token_time: float | None = None
     last_token_time: float | None = None
     finished_time: float | None = None

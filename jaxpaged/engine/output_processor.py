@@ -11,6 +11,7 @@ from jaxpaged.core.request import Request
 from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.core.step import RequestUpdate
 from jaxpaged.engine.describer import Describer, PromptDescription
+from jaxpaged.engine.observer import StepTokens
 from jaxpaged.engine.output import CompletionOutput, PositionLogprobs, RequestMetrics, RequestOutput
 from jaxpaged.engine.sample_output import SampleOutput
 from jaxpaged.text.detokenizer import Detokenizer
@@ -22,7 +23,11 @@ logger = logging.getLogger(__name__)
 
 
 class OutputProcessor:
-    """Follows live requests. Used by one thread at a time."""
+    """Follows live requests. Used by one thread at a time.
+
+    Attributes:
+      tokens: what the last call of `process` brought.
+    """
 
     def __init__(self, tokenizer: Tokenizer | None, *, in_slices: bool = False):
         """
@@ -32,6 +37,7 @@ class OutputProcessor:
         """
         self._describer, self._in_slices = Describer(tokenizer), in_slices
         self._live: dict[str, _LiveRequest] = {}
+        self.tokens = StepTokens()
 
     def __len__(self) -> int:
         """Live requests."""
@@ -54,7 +60,8 @@ class OutputProcessor:
         engine still runs it, which therefore must abort it: (id, index) of samples that a stop string ended, (id, None)
         of requests. Updates of what has ended are ignored: the engine was already at its next token.
         """
-        now = time.monotonic()
+        now, tokens = time.monotonic(), StepTokens()
+        self.tokens = tokens
         to_abort: list[tuple[str, int | None]] = []
         touched: dict[str, _LiveRequest] = {}
         for update in updates:
@@ -63,7 +70,7 @@ class OutputProcessor:
                 continue
             touched[update.request_id] = live
             try:
-                if live.consume(update, now):
+                if live.consume(update, now, tokens):
                     to_abort.append((update.request_id, update.index))
                 while live.is_behind and not self._in_slices:
                     live.describe()
@@ -152,8 +159,12 @@ class _LiveRequest:
         """Samples that still run."""
         return [sample.index for sample in self._samples if sample.finish_reason is None]
 
-    def consume(self, update: RequestUpdate, now: float) -> bool:
-        """Takes an update in. Returns whether a stop string has ended the sample, which the engine still runs."""
+    def consume(self, update: RequestUpdate, now: float, tokens: StepTokens) -> bool:
+        """Takes an update in. Returns whether a stop string has ended the sample, which the engine still runs.
+
+        Args:
+          tokens: what the step brings, where the update's part is added.
+        """
         if update.prompt_logprobs and self._prompt_description is not None:
             self._prompt_description.add(update.prompt_logprobs)
         sample = self._samples[update.index]
@@ -162,10 +173,19 @@ class _LiveRequest:
         if update.num_cached_tokens > self._num_cached_tokens:
             self._num_cached_tokens = update.num_cached_tokens
         metrics, num_new = self._metrics, sample.consume(update)
+        if metrics.scheduled_time is None and update.queue_seconds is not None:
+            metrics.scheduled_time = metrics.arrival_time + update.queue_seconds
         if num_new:
-            metrics.first_token_time = metrics.first_token_time or now
-            metrics.last_token_time = now
+            if metrics.first_token_time is None:
+                metrics.first_token_time = now
+                tokens.first_token_seconds.append(now - metrics.arrival_time)
+                tokens.num_prompt_tokens += len(self._prompt_token_ids)
+                tokens.num_cached_tokens += self._num_cached_tokens
+            elif sample.last_token_time is not None:
+                tokens.inter_token_seconds.append(now - sample.last_token_time)
+            sample.last_token_time = metrics.last_token_time = now
             metrics.num_output_tokens += num_new
+            tokens.num_generated_tokens += num_new
         if sample.finish_reason is None:
             return False
         self._num_unfinished -= 1

@@ -12,11 +12,18 @@ from jaxpaged.text.detokenizer import Detokenizer
 
 
 class SampleOutput:
-    """What has been generated of one sample, and how much of it has been sent."""
+    """What has been generated of one sample, and how much of it has been sent.
+
+    Attributes:
+      index: which sample.
+      finish_reason: why it ended; None before.
+      last_token_time: when its latest token came, in seconds; None before. Whoever feeds it keeps it.
+    """
 
     def __init__(self, request: Request, index: int, detokenizer: Detokenizer | None, describer: Describer):
         self.index = index
         self.finish_reason: str | None = None
+        self.last_token_time: float | None = None
         self._stop_reason: int | str | None = None
         self._params, self._detokenizer, self._describer = request.params, detokenizer, describer
         self._end_ids = request.eos_token_ids | request.stop_token_ids
