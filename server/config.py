@@ -10,6 +10,10 @@ from jaxpaged.errors import ConfigError
 
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 
+_SECONDS = (
+    "request_timeout", "request_header_timeout", "request_body_timeout", "slow_reader_timeout", "keep_alive_timeout",
+)  # fmt: skip
+
 
 @dataclass(frozen=True)
 class ServerConfig:
@@ -25,6 +29,21 @@ class ServerConfig:
       root_path: path prefix under which a proxy serves it.
       served_model_name: names that requests use; answers carry the first one. Empty: the model as given.
       api_key: every route but the probes needs one of these keys. Empty: anyone may ask.
+      api_key_file: a file with more keys, one a line: unlike `api_key` it does not show in the list of processes.
+      isolate_api_keys: with several keys, cached prefixes are shared only by requests with the same key.
+      allowed_origins: origins of web pages that may ask, "*" for any. Others may not, but for pages of this server.
+      allowed_methods: methods that such pages may use; "*" for any.
+      allowed_headers: headers that such pages may send; "*" for any.
+      allow_credentials: let the browser send cookies and the like; not with origin "*".
+      limit_concurrency: more requests than these at a time are answered 503. None: no limit but the engine's queue.
+      max_body_bytes: a larger body is answered 413.
+      request_timeout: seconds after which a request ends as it is, with finish_reason "abort" and stop_reason
+        "timeout", as with its own `timeout`. None: none.
+      request_header_timeout: seconds for a client to send a request's headers.
+      request_body_timeout: seconds for it to send the body.
+      slow_reader_timeout: seconds after which a client that takes no more of its answer is dropped.
+      keep_alive_timeout: seconds that an idle connection is kept.
+      disable_fastapi_docs: no /docs, /redoc and /openapi.json.
       generation_config: where sampling parameters come from that requests leave out: "auto" is the model's
         generation_config.json, "vllm" is OpenAI's defaults, else a folder with such a file. Read are temperature,
         top_k, top_p, min_p, repetition_penalty and max_new_tokens; the last bounds every request.
@@ -43,6 +62,20 @@ class ServerConfig:
     root_path: str = ""
     served_model_name: tuple[str, ...] = ()
     api_key: tuple[str, ...] = ()
+    api_key_file: str | None = None
+    isolate_api_keys: bool = True
+    allowed_origins: tuple[str, ...] = ()
+    allowed_methods: tuple[str, ...] = ("*",)
+    allowed_headers: tuple[str, ...] = ("*",)
+    allow_credentials: bool = False
+    limit_concurrency: int | None = None
+    max_body_bytes: int = 32 << 20
+    request_timeout: float | None = None
+    request_header_timeout: float = 20.0
+    request_body_timeout: float = 60.0
+    slow_reader_timeout: float = 60.0
+    keep_alive_timeout: int = 5
+    disable_fastapi_docs: bool = False
     generation_config: str = "auto"
     override_generation_config: Mapping[str, Any] | None = None
     shutdown_timeout: float = 30.0
@@ -64,3 +97,13 @@ class ServerConfig:
             raise ConfigError("api_key must not be empty")
         if not all(self.served_model_name):
             raise ConfigError("served_model_name must not be empty")
+        for name in _SECONDS:
+            seconds = getattr(self, name)
+            if seconds is not None and not 0 < seconds <= 1e6:
+                raise ConfigError(f"{name}={seconds} must be a number of seconds from 0 to 1e6")
+        if self.limit_concurrency is not None and self.limit_concurrency < 1:
+            raise ConfigError(f"limit_concurrency={self.limit_concurrency} must be at least 1")
+        if self.max_body_bytes < 1:
+            raise ConfigError(f"max_body_bytes={self.max_body_bytes} must be at least 1")
+        if self.allow_credentials and "*" in self.allowed_origins:
+            raise ConfigError('allow_credentials with allowed_origins="*" would let any web page act for its visitors')
