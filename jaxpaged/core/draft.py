@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from jaxpaged.core.request import Request
-from jaxpaged.core.step import PromptRange, Step
+from jaxpaged.core.step import PooledRange, PromptRange, Step
 
 
 @dataclass(slots=True)
@@ -34,17 +34,19 @@ class Draft:
         """Whether there is anything to launch."""
         return bool(self.step.requests or self.chunks)
 
-    def complete(self, *, logprobs: bool, masks: bool) -> Step:
+    def complete(self, *, logprobs: bool, masks: bool, vectors: bool) -> Step:
         """Adds the chunks' rows, those that came down to one token first, and what a step says besides rows.
 
         Args:
-          logprobs, masks: whether any live request may want them.
+          logprobs, masks, vectors: whether any live request may want them.
         """
         step = self.step
         self.chunks.sort(key=lambda chunk: chunk.num_tokens > 1)
         for chunk in self.chunks:
             self._add(chunk)
         step.total_tokens = sum(step.num_tokens)
+        if vectors:
+            self._pool()
         if logprobs:
             rows = zip(step.requests, step.samples, strict=True)
             step.wants_logprobs = any(samples and r.params.num_logprobs is not None for r, samples in rows)
@@ -65,6 +67,22 @@ class Draft:
         step.starts.append(chunk.start)
         step.num_tokens.append(chunk.num_tokens)
         step.samples.append(samples)
+
+    def _pool(self) -> None:
+        """Asks for the sums of hidden states that vectors are made of, each once in a request's life.
+
+        The rows of these requests sample nothing.
+        """
+        step = self.step
+        for row, request in enumerate(step.requests):
+            if request.pooling is None:
+                continue
+            step.samples[row] = False
+            done, end = request.num_pooled_tokens, step.starts[row] + step.num_tokens[row]
+            if end > done:
+                assert step.starts[row] <= done, "prompt positions were skipped"
+                step.pooled.append(PooledRange(row, done, end - done))
+                request.num_pooled_tokens = end
 
     def _ask_prompt_logprobs(self, chunk: Chunk) -> None:
         """Asks for the prompt positions after the tokens that the next row feeds, each once in a request's life."""

@@ -24,9 +24,12 @@ class Intake:
         request are cut off. Rows of requests that ended meanwhile are dropped; a preempted one keeps its token.
 
         Returns:
-          An update for each piece of prompt log-probabilities, then one for each live request that got a token.
+          An update for each piece of prompt log-probabilities, then one for each vector, then one for each live request
+          that got a token.
         """
         updates = self._prompt_logprobs(step, result) if step.prompt_ranges else []
+        if step.pooled:
+            updates += self._vectors(step, result)
         finished = Status.FINISHED
         all_logprobs = result.logprobs or [None] * len(step.requests)
         for request, samples, tokens, logprobs in zip(
@@ -73,6 +76,24 @@ class Intake:
             updates, bad = [update], n < len(tokens) and tokens[n] == NOT_FINITE
         if bad:
             self._residency.forget()  # its blocks may hold NaN too
+        return updates
+
+    def _vectors(self, step: Step, result: StepResult) -> list[RequestUpdate]:
+        """Takes in sums of hidden states, with which some requests end."""
+        updates = []
+        for asked, total in zip(step.pooled, result.pooled, strict=True):
+            request = step.requests[asked.row]
+            if request.status is Status.FINISHED:
+                continue
+            ending, vector = request.pool(total, asked.end)
+            if ending is None:
+                continue
+            request.num_inflight_tokens -= 1
+            update = self._residency.end(request, ending)
+            update.embedding = vector
+            updates.append(update)
+            if vector is None:
+                self._residency.forget()  # its blocks may hold NaN too
         return updates
 
     @staticmethod

@@ -8,6 +8,9 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+import numpy as np
+
+from jaxpaged.core.pooling_params import PoolingParams
 from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.core.step import NONE_ALLOWED, NOT_FINITE
 
@@ -87,6 +90,10 @@ class Request:
       grammar: what the output must match; None: anything.
       device_options: sampling options as the device half packed them, opaque here; None: it uses none.
       num_prompt_logprobs: prompt positions whose log-probabilities launched steps yield, position 0 not counted.
+      pooling: what vector it yields in place of tokens, resolved; None: it generates. Then the vector of its last step
+        counts as a token in flight.
+      num_pooled_tokens: leading prompt tokens whose hidden states are not needed (any more).
+      pooled_sum: the sum of those that the host has seen.
       cache_salt: requests share cached blocks only with requests of the same salt.
       sort_key: smaller goes first; given once by the scheduler, and unique.
       is_plain: whether its tokens need no more than a look at their end: it has no grammar and no beams.
@@ -103,9 +110,10 @@ class Request:
     __slots__ = (
         "all_token_ids", "arrival_time", "bad_word_ids", "block_hashes", "block_ids", "cache_salt", "device_options",
         "eos_token_ids", "finish_reason", "grammar", "group", "host_key", "index", "is_plain", "max_total_tokens",
-        "num_cached_tokens", "num_computed_tokens", "num_inflight_tokens", "num_preemptions", "num_prompt_logprobs",
-        "num_prompt_tokens", "num_registered_blocks", "params", "prefix_node", "priority", "queue_seconds",
-        "request_id", "seed", "slot", "sort_key", "source", "status", "stop_reason", "stop_token_ids", "weight_version",
+        "num_cached_tokens", "num_computed_tokens", "num_inflight_tokens", "num_pooled_tokens", "num_preemptions",
+        "num_prompt_logprobs", "num_prompt_tokens", "num_registered_blocks", "params", "pooled_sum", "pooling",
+        "prefix_node", "priority", "queue_seconds", "request_id", "seed", "slot", "sort_key", "source", "status",
+        "stop_reason", "stop_token_ids", "weight_version",
     )  # fmt: skip
 
     def __init__(
@@ -121,6 +129,7 @@ class Request:
         priority: int = 0,
         bad_word_ids: Sequence[Sequence[int]] = (),
         grammar: Grammar | None = None,
+        pooling: PoolingParams | None = None,
         arrival_time: float | None = None,
     ):
         self.request_id = request_id
@@ -139,11 +148,14 @@ class Request:
         self.is_plain = grammar is None and params.max_tokens != 0
         self.device_options: Any = None
         self.num_prompt_logprobs = 0
+        self.pooling = pooling
+        self.num_pooled_tokens = pooling.first_position(self.num_prompt_tokens) if pooling else 0
+        self.pooled_sum: np.ndarray | float = 0.0
         self.arrival_time = time.monotonic() if arrival_time is None else arrival_time
         self.sort_key: tuple[Any, ...] = ()
         room = max_model_len - self.num_prompt_tokens
         most = room if params.max_tokens is None else max(1, params.max_tokens)
-        self.max_total_tokens = self.num_prompt_tokens + min(room, most)
+        self.max_total_tokens = self.num_prompt_tokens + (1 if pooling else min(room, most))
         self.num_cached_tokens = -1
         self.queue_seconds: float | None = None
         self.num_preemptions = 0
@@ -208,9 +220,26 @@ class Request:
     def max_prefix_tokens(self) -> int:
         """Leading tokens that need not be fed if their keys and values are there.
 
-        Never the last one, nor any that the prompt's log-probabilities still need.
+        Never the last one, nor any that the prompt's log-probabilities or its vector still need.
         """
+        if self.pooling is not None:
+            return min(self.num_pooled_tokens, len(self.all_token_ids) - 1)
         return self.num_prompt_logprobs if self.wants_prompt_logprobs else len(self.all_token_ids) - 1
+
+    def pool(self, total: np.ndarray, end: int) -> tuple[Ending | None, bytes | None]:
+        """Takes in the sum of the hidden states of its next positions, up to `end`.
+
+        Returns:
+          Why the request ends, if these were the last ones, and its vector, little-endian float32.
+        """
+        assert self.pooling is not None
+        self.pooled_sum = self.pooled_sum + total.astype(np.float64)
+        if end < self.num_prompt_tokens:
+            return None, None
+        if not np.isfinite(self.pooled_sum).all():
+            return FAILURES[NOT_FINITE], None
+        count = self.num_prompt_tokens - self.pooling.first_position(self.num_prompt_tokens)
+        return Ending("stop"), self.pooling.vector(self.pooled_sum, count).tobytes()
 
     def extend(self, tokens: Sequence[int]) -> tuple[int, Ending | None]:
         """Appends sampled tokens up to the one that ends the request.

@@ -22,14 +22,15 @@ class Roster:
     Attributes:
       samples: the live samples (of a beam search: beams) of each request, by its id.
       num_live: how many these are.
-      num_wanting_logprobs, num_grammars, num_beams: how many of them want log-probabilities, have a grammar, are beams.
+      num_wanting_logprobs, num_grammars, num_beams, num_pooled: how many of them want log-probabilities, have a
+        grammar, are beams, want a vector.
     """
 
     def __init__(self, num_slots: int):
         self.running: list[Request] = []
         self.waiting: list[Request] = []
         self.samples: dict[str, list[Request]] = {}
-        self.num_live = self.num_wanting_logprobs = self.num_grammars = self.num_beams = 0
+        self.num_live = self.num_wanting_logprobs = self.num_grammars = self.num_beams = self.num_pooled = 0
         self._num_slots = num_slots
         self._free_slots = list(range(num_slots - 1, -1, -1))
 
@@ -90,12 +91,14 @@ class Roster:
         assert self.num_wanting_logprobs == sum(r.params.num_logprobs is not None for r in live)
         assert self.num_grammars == sum(r.grammar is not None for r in live)
         assert self.num_beams == sum(r.group is not None for r in live)
+        assert self.num_pooled == sum(r.pooling is not None for r in live)
 
     def _count(self, request: Request, by: int) -> None:
         self.num_live += by
         self.num_wanting_logprobs += by * (request.params.num_logprobs is not None)
         self.num_grammars += by * (request.grammar is not None)
         self.num_beams += by * (request.group is not None)
+        self.num_pooled += by * (request.pooling is not None)
 
     @staticmethod
     def _remove(queue: list[Request], request: Request) -> None:

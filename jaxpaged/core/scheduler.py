@@ -18,6 +18,7 @@ The rules:
   they are computed again later. Only a later request gives way to an earlier one, so the first always progresses.
 - The samples of a request after the first wait until its prompt has been computed, and then share its blocks.
 - A request that would outgrow the whole pool ends there, with "length".
+- A request for a vector ends with its prompt: the vector is in flight in place of a token.
 """
 
 from __future__ import annotations
@@ -134,9 +135,9 @@ class Scheduler:
         num_samples, limit = request.params.num_samples, self.max_num_queued_requests
         if limit is not None and self.num_waiting and self.num_waiting + num_samples > limit:
             raise QueueFullError(f"{self.num_waiting} requests wait already, and at most {limit} may: try again later")
-        request.max_total_tokens = min(
-            request.max_total_tokens, longest_sequence(self.block_manager, self.max_model_len)
-        )
+        if request.pooling is None:
+            longest = longest_sequence(self.block_manager, self.max_model_len)
+            request.max_total_tokens = min(request.max_total_tokens, longest)
         request.sort_key = (self._key(request) if self._key else 0, next(self._serials), 0)
         if request.params.use_beam_search:
             self._deadlines.add(request)
@@ -192,7 +193,12 @@ class Scheduler:
         if not draft.has_rows:
             return None
         self._residency.host_pool.flush(draft.step)
-        return draft.complete(logprobs=bool(self.roster.num_wanting_logprobs), masks=bool(self.roster.num_grammars))
+        roster = self.roster
+        return draft.complete(
+            logprobs=bool(roster.num_wanting_logprobs),
+            masks=bool(roster.num_grammars),
+            vectors=bool(roster.num_pooled),
+        )
 
     def update(self, step: Step, result: StepResult) -> list[RequestUpdate]:
         """Appends a step's new tokens to its requests and ends those that are done.
@@ -202,8 +208,8 @@ class Scheduler:
           result: the device's answer to it.
 
         Returns:
-          What `drain` gives; then an update for each piece of prompt log-probabilities; then one for each live request
-          that got a token, in row order.
+          What `drain` gives; then an update for each piece of prompt log-probabilities; one for each vector; one
+          for each live request that got a token, in row order.
         """
         return [*self.drain(), *self._intake.update(step, result)]
 

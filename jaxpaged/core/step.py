@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 
 if TYPE_CHECKING:
     from jaxpaged.core.request import Request
@@ -62,6 +63,20 @@ class PromptRange:
 
 
 @dataclass(slots=True)
+class PooledRange:
+    """Prompt positions whose hidden states a step sums up: those that row `row` feeds from `first` on."""
+
+    row: int
+    first: int
+    num_tokens: int
+
+    @property
+    def end(self) -> int:
+        """The position after the last one."""
+        return self.first + self.num_tokens
+
+
+@dataclass(slots=True)
 class Step:
     """One step's work. Parallel lists, a row a request; rows with one token come first.
 
@@ -69,7 +84,8 @@ class Step:
     blocks, then the forward pass. So a swap or copy sees what earlier steps have written, nothing of this one.
 
     Row r feeds tokens `starts[r] .. starts[r] + num_tokens[r] - 1` of the sequence in slot `slots[r]`.
-    If `samples[r]`, these reach the end of what is known or in flight, and the row yields new tokens.
+    If `samples[r]`, these reach the end of what is known or in flight, and the row yields new tokens. The row of a
+    request for a vector never does.
     """
 
     requests: list[Request] = field(default_factory=list)
@@ -84,6 +100,7 @@ class Step:
     wants_logprobs: bool = False  # whether a sampling row does
     masked: list[int] = field(default_factory=list)  # sampling rows whose request has a grammar
     prompt_ranges: list[PromptRange] = field(default_factory=list)
+    pooled: list[PooledRange] = field(default_factory=list)  # one a row at most
     copies: list[tuple[int, int]] = field(
         default_factory=list
     )  # (from, to): whole blocks; each `to` once, none a `from`
@@ -119,11 +136,13 @@ class StepResult:
         `NOT_FINITE` or `NONE_ALLOWED`: its request ends with an error; after the former the prefix cache is forgotten.
       logprobs: as `token_ids`, where the row's request wants them; None if no row does.
       prompt_logprobs: for each of the step's `prompt_ranges`, a record a position.
+      pooled: for each of its `pooled`, the sum of the hidden states there, float32 [D].
     """
 
     token_ids: list[list[int]]
     logprobs: list[list[TokenLogprobs]] | None = None
     prompt_logprobs: list[list[TokenLogprobs]] = field(default_factory=list)
+    pooled: list[np.ndarray] = field(default_factory=list)
 
 
 class RequestUpdate(msgspec.Struct):
@@ -138,6 +157,7 @@ class RequestUpdate(msgspec.Struct):
       index: which sample: 0 to `params.num_samples` - 1; of a beam search, the rank of the sequence.
       queue_seconds: from the request's arrival until the sample was first scheduled; None before.
       prompt_logprobs: records of the prompt's next positions, in order; the first is that of position 1.
+      embedding: the vector that was asked for, little-endian float32, in the last update.
     """
 
     request_id: str
@@ -149,3 +169,4 @@ class RequestUpdate(msgspec.Struct):
     index: int = 0
     queue_seconds: float | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
+    embedding: bytes | None = None
