@@ -71,7 +71,7 @@ class StepMeter:
 
     def __init__(self) -> None:
         self.num_steps = self.num_prompt_tokens = self.num_generated_tokens = self.num_padding_tokens = 0
-        self.seconds = dict.fromkeys(self.STAGES, 0.0)
+        self.seconds: dict[str, float] = dict.fromkeys(self.STAGES, 0.0)
         self._since = 0.0
 
     def start(self) -> None:
