@@ -13,6 +13,7 @@ from jaxpaged.errors import InvalidRequestError
 MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 1024
 MAX_STOP_TOKEN_IDS = 64
+MAX_EOS_TOKEN_IDS = 16  # of a model
 MAX_SAMPLES = 128  # n and best_of
 MAX_BEAM_WIDTH = 64
 MAX_LOGIT_BIAS = 1024
@@ -237,6 +238,13 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         Samples are compared by what their tokens' are. What a beam needs, the search asks for: `logprobs` of its own.
         """
         return 0 if self.logprobs is None and self.num_samples > self.n else self.logprobs
+
+
+def logprob_columns(max_logprobs: int, vocab_size: int) -> int:
+    """How many tokens' log-probabilities a step yields at most: also as many as beams need, or a request may name."""
+    if max_logprobs == ALL_LOGPROBS:
+        return vocab_size
+    return min(max(max_logprobs, 2 * MAX_BEAM_WIDTH, MAX_LOGPROB_TOKEN_IDS), vocab_size)
 
 
 def _text_or_texts(name: str, value: Any) -> None:

@@ -12,6 +12,7 @@ import jax
 
 from jaxpaged import models
 from jaxpaged.config import engine_config, resolve
+from jaxpaged.core.sampling_params import logprob_columns
 from jaxpaged.device import kv_cache
 from jaxpaged.device.buckets import Bucket
 from jaxpaged.device.options import empty_options
@@ -22,7 +23,6 @@ from jaxpaged.device.step_program import (
     StepOptions,
     compiler_options,
     forward_arguments,
-    logprob_columns,
     make_forward,
     make_sample,
     make_sample_plain,

@@ -14,10 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpaged.core.request import Request
-from jaxpaged.core.sampling_params import MAX_STOP_TOKEN_IDS
+from jaxpaged.core.sampling_params import MAX_EOS_TOKEN_IDS, MAX_STOP_TOKEN_IDS
 from jaxpaged.core.step import Admission
 
-MAX_EOS_TOKEN_IDS = 16
 NO_TOKEN = 2**31 - 1  # outside every vocabulary: scatters drop it
 
 _FLOATS = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 
-from jaxpaged.core.sampling_params import ALL_LOGPROBS, MAX_BEAM_WIDTH, MAX_LOGPROB_TOKEN_IDS
 from jaxpaged.device import batch as batches
 from jaxpaged.device.batch import Batch, SampleRows
 from jaxpaged.device.buckets import Bucket
@@ -76,13 +75,6 @@ FORWARD_DONATED = (1, 2)
 """The arguments of `forward` that it updates in place: KV pages and slots."""
 SAMPLE_DONATED = (0,)
 """That of `sample` and `sample_plain`: slots."""
-
-
-def logprob_columns(max_logprobs: int, vocab_size: int) -> int:
-    """How many tokens' log-probabilities a step yields at most: also as many as beams need, or a request may name."""
-    if max_logprobs == ALL_LOGPROBS:
-        return vocab_size
-    return min(max(max_logprobs, 2 * MAX_BEAM_WIDTH, MAX_LOGPROB_TOKEN_IDS), vocab_size)
 
 
 def forward_arguments(params: Any, kv_pages: Any, slots: Any, bucket: Bucket, page_size: int) -> tuple[Any, ...]:

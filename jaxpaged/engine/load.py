@@ -14,6 +14,7 @@ from jaxpaged.checkpoint.source import ModelSource, eos_token_ids, open_model
 from jaxpaged.config import EngineConfig, resolve
 from jaxpaged.core.block_manager import BlockManager
 from jaxpaged.core.policy import policy_key
+from jaxpaged.core.sampling_params import MAX_EOS_TOKEN_IDS
 from jaxpaged.core.scheduler import Scheduler
 from jaxpaged.device import kv_cache
 from jaxpaged.device.buckets import bucket_table
@@ -21,7 +22,6 @@ from jaxpaged.device.compilation import use_persistent_cache
 from jaxpaged.device.logits_processor import check_processors
 from jaxpaged.device.platform import native_bfloat16, platform
 from jaxpaged.device.runner import Runner
-from jaxpaged.device.slots import MAX_EOS_TOKEN_IDS
 from jaxpaged.engine.engine import Engine
 from jaxpaged.errors import ModelError
 from jaxpaged.models.config import ModelConfig
