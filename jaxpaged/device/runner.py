@@ -15,6 +15,7 @@ import numpy as np
 
 from jaxpaged.config import EngineConfig
 from jaxpaged.core.request import Request
+from jaxpaged.core.sampling_params import logprob_columns
 from jaxpaged.core.step import Admission, Step, StepResult
 from jaxpaged.device import batch, kv_cache
 from jaxpaged.device.block_store import BlockStore
@@ -34,7 +35,6 @@ from jaxpaged.device.step_program import (
     compile_step,
     compiler_options,
     forward_arguments,
-    logprob_columns,
     lower_forward,
     program_bytes,
 )
