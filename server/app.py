@@ -6,12 +6,14 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
 
 from jaxpaged import __version__
 from jaxpaged.engine.async_llm import AsyncLLM
+from server.api_keys import ApiKeys, configured_keys
 from server.config import ServerConfig
 from server.errors import install_error_handlers
-from server.middleware import ApiKeys, Crashes, RequestIds
+from server.middleware import Answers, Gate
 from server.routes import chat, completions, health, models
 from server.serving import Serving
 
@@ -31,13 +33,32 @@ def create_app(llm: AsyncLLM, config: ServerConfig) -> FastAPI:
         yield
         await llm.shutdown(config.shutdown_timeout)
 
-    app = FastAPI(title="jaxpaged", version=__version__, root_path=config.root_path, lifespan=lifespan)
+    app = FastAPI(
+        title="jaxpaged",
+        version=__version__,
+        root_path=config.root_path,
+        lifespan=lifespan,
+        openapi_url=None if config.disable_fastapi_docs else "/openapi.json",
+    )
     app.state.serving = Serving(llm, config)
     install_error_handlers(app)
     for module in ROUTES:
         app.include_router(module.router)
-    app.add_middleware(Crashes)
-    if config.api_key:
-        app.add_middleware(ApiKeys, keys=config.api_key)
-    app.add_middleware(RequestIds)
+    _wrap(app, config)
     return app
+
+
+def _wrap(app: FastAPI, config: ServerConfig) -> None:
+    """Puts what concerns every route around the app, the innermost first."""
+    keys = configured_keys(config)
+    app.add_middleware(Gate, config=config, keys=ApiKeys(keys) if keys else None)
+    app.add_middleware(Answers)
+    if config.allowed_origins:  # outermost: a refusal too must be readable for a page that is allowed
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=config.allowed_origins,
+            allow_methods=config.allowed_methods,
+            allow_headers=config.allowed_headers,
+            allow_credentials=config.allow_credentials,
+            expose_headers=("X-Request-Id",),
+        )

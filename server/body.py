@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, TypeVar
 
 import pydantic_core
@@ -9,22 +10,79 @@ from fastapi import Request
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from server.api_keys import tenant_salt
 from server.errors import APIError, ClientGone, shown
+from server.serving import serving
 
-MAX_BODY_BYTES = 32 << 20
+# A parser holds up every thread. So what takes it long is refused unparsed: the text alone may be long.
+MAX_NUM_VALUES = 1 << 21
+MAX_NUM_CONTAINERS = 1 << 18
+LONG_BODY = 64 << 10  # bytes from which on it is checked in another thread
 M = TypeVar("M", bound=BaseModel)
 
 
 async def read_body(http: Request, model: type[M]) -> M:
-    """The body as `model`.
+    """The body as `model`. With a key per tenant, its `cache_salt` is the tenant's own.
 
     Raises:
-      APIError: 400 if it is not JSON or not a `model`, 413 if it is too large, 415 if it is said to be no JSON.
+      APIError: 400 if it is not JSON or not a `model`, 408 if it takes too long to come, 413 if it is too large, 415 if
+        it is said to be no JSON.
     """
+    _check_headers(http)
+    raw = await _bytes(http)
+    if len(raw) < LONG_BODY:
+        body = _checked(raw, model)
+    else:
+        body = await asyncio.to_thread(_checked, raw, model)
+    tenant = getattr(http.state, "tenant", None)
+    if tenant is not None and "cache_salt" in model.model_fields:
+        body.cache_salt = tenant_salt(tenant, body.cache_salt)  # type: ignore[attr-defined]
+    return body
+
+
+def _check_headers(http: Request) -> None:
     content_type = http.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if content_type != "application/json" and not content_type.endswith("+json"):
-        raise APIError(415, f"Content-Type is {content_type!r}; it must be application/json")
-    raw = await _bytes(http)
+        raise APIError(415, f"Content-Type is {shown(content_type)}; it must be application/json")
+    coding = http.headers.get("content-encoding", "identity").strip().lower()
+    if coding != "identity":
+        raise APIError(415, f"Content-Encoding is {shown(coding)}; a body must be sent as it is")
+    length = http.headers.get("content-length", "0")
+    if len(length) > 18 or int(length) > serving(http).config.max_body_bytes:
+        raise _too_large(http)
+
+
+async def _bytes(http: Request) -> bytes:
+    """Reads the body itself rather than through `http.stream()`, which needs starlette to know of a lost client."""
+    config = serving(http).config
+    chunks: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(config.request_body_timeout):
+            while True:
+                message = await http.receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientGone
+                chunks.append(message.get("body", b""))
+                size += len(chunks[-1])
+                if size > config.max_body_bytes:
+                    raise _too_large(http)
+                if not message.get("more_body"):
+                    return b"".join(chunks)
+    except TimeoutError:
+        message = f"the body did not come within {config.request_body_timeout} seconds"
+        raise APIError(408, message, headers={"Connection": "close"}) from None
+
+
+def _too_large(http: Request) -> APIError:
+    return APIError(413, f"the body is larger than {serving(http).config.max_body_bytes} bytes")
+
+
+def _checked(raw: bytes, model: type[M]) -> M:
+    containers = raw.count(b"{") + raw.count(b"[") + raw.count(b":")
+    if containers > MAX_NUM_CONTAINERS or raw.count(b",") > MAX_NUM_VALUES:
+        limits = f"{MAX_NUM_VALUES} commas or {MAX_NUM_CONTAINERS} braces, brackets and colons"
+        raise APIError(413, f"the body holds more than {limits}")
     try:
         # Two steps: in one, pydantic would hold all of the body in a form of its own as well.
         body = pydantic_core.from_json(raw)
@@ -34,22 +92,6 @@ async def read_body(http: Request, model: type[M]) -> M:
         return model.model_validate(body)
     except ValidationError as e:
         raise _first_fault(e, body) from e
-
-
-async def _bytes(http: Request) -> bytes:
-    """Reads the body itself rather than through `http.stream()`, which needs starlette to know of a lost client."""
-    chunks: list[bytes] = []
-    size = 0
-    while True:
-        message = await http.receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGone
-        chunks.append(message.get("body", b""))
-        size += len(chunks[-1])
-        if size > MAX_BODY_BYTES:
-            raise APIError(413, f"the body is larger than {MAX_BODY_BYTES} bytes")
-        if not message.get("more_body"):
-            return b"".join(chunks)
 
 
 def _first_fault(error: ValidationError, body: Any) -> APIError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import reprlib
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -27,9 +28,17 @@ _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 60
 class APIError(Exception):
     """An answer that is an error, decided in the server itself."""
 
-    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None):
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ):
         super().__init__(message)
-        self.status, self.param, self.code = status, param, code
+        self.status, self.param, self.code, self.headers = status, param, code, headers
 
 
 class ClientGone(Exception):
@@ -65,6 +74,7 @@ def error_response(error: BaseException) -> Response:
     """The response to an exception."""
     status, body = error_object(error)
     headers = {"Retry-After": str(RETRY_SECONDS)} if isinstance(error, QueueFullError) else None
+    headers = getattr(error, "headers", None) or headers
     return Response(msgspec.json.encode(body), status, headers, media_type="application/json")
 
 

@@ -1,24 +1,33 @@
-"""What wraps every route: request ids, API keys, and an answer when all else fails.
+"""What wraps every route: an answer when all else fails, request ids, and a gate.
 
-Plain ASGI, so that streams pass through untouched.
+Plain ASGI and two layers, since every chunk of every stream passes through what wraps `send`.
 """
 
 from __future__ import annotations
 
-import hmac
+import ipaddress
+import re
 import uuid
-from collections.abc import Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
-from server.errors import APIError, error_response, logger
+from server.api_keys import ApiKeys
+from server.config import ServerConfig
+from server.errors import RETRY_SECONDS, APIError, error_response, logger
 
-# Probes must work without a key; everything else is denied by default.
+# Probes must work without a key and under any load; everything else is denied by default.
 OPEN_PATHS = frozenset({"/health", "/ping", "/version"})
-MAX_REQUEST_ID_CHARS = 256
+_LOCAL_HOSTS = frozenset({"127.0.0.1", "localhost", "::1"})
+_READING = frozenset({"GET", "HEAD", "OPTIONS"})
+_REQUEST_ID = re.compile(rb"[\x20-\x7e]{0,256}")
 
 
-class RequestIds:
-    """Gives each request an id, the client's `X-Request-Id` if it sent one, and echoes it in the response."""
+class Answers:
+    """Gives each request an id, the client's `X-Request-Id` if it sent one, and echoes it in the response.
+
+    It answers an exception that nothing else caught; the connection stays usable, unlike with starlette's own way.
+    And HEAD is answered as GET: the HTTP server leaves out the body.
+    """
 
     def __init__(self, app: Any):
         self._app = app
@@ -27,64 +36,110 @@ class RequestIds:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = _header(scope, b"x-request-id")
-        if len(given) > MAX_REQUEST_ID_CHARS or not given.isascii():
-            error = APIError(400, f"X-Request-Id must be at most {MAX_REQUEST_ID_CHARS} ASCII characters")
+        given = header(scope, b"x-request-id")
+        if not _REQUEST_ID.fullmatch(given):
+            error = APIError(400, "X-Request-Id must be at most 256 printable ASCII characters")
             await error_response(error)(scope, receive, send)
             return
         request_id = given.decode("ascii") or uuid.uuid4().hex
         scope.setdefault("state", {})["request_id"] = request_id
+        if scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}
+        started = False
 
         async def send_with_id(message: Any) -> None:
-            if message["type"] == "http.response.start":
+            nonlocal started
+            if not started:
+                started = True
                 message = {**message, "headers": [*message["headers"], (b"x-request-id", request_id.encode())]}
             await send(message)
 
-        await self._app(scope, receive, send_with_id)
-
-
-class Crashes:
-    """Answers an exception that nothing else caught. The connection stays usable, unlike with starlette's own way."""
-
-    def __init__(self, app: Any):
-        self._app = app
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        started = False
-
-        async def watched_send(message: Any) -> None:
-            nonlocal started
-            started = True
-            await send(message)
-
         try:
-            await self._app(scope, receive, watched_send)
+            await self._app(scope, receive, send_with_id)
         except Exception as e:
-            if started or scope["type"] != "http":
+            if started:
                 raise
-            logger.exception("a request failed")
-            await error_response(e)(scope, receive, send)
+            logger.exception("request %s failed", request_id)
+            await error_response(e)(scope, receive, send_with_id)
 
 
-class ApiKeys:
-    """Lets through only requests with `Authorization: Bearer KEY`, but for OPEN_PATHS."""
+class Gate:
+    """Turns away who has no key, pages of other origins, and what is too much at once; before a body is read."""
 
-    def __init__(self, app: Any, keys: Sequence[str]):
-        self._app, self._keys = app, [key.encode() for key in keys]
+    def __init__(self, app: Any, config: ServerConfig, keys: ApiKeys | None):
+        self._app, self._keys, self._limit = app, keys, config.limit_concurrency
+        self._isolate = keys is not None and len(keys) > 1 and config.isolate_api_keys
+        root = config.root_path.rstrip("/")
+        self._open = OPEN_PATHS | {root + path for path in OPEN_PATHS}
+        self._origins = frozenset(config.allowed_origins)
+        self._only_local_names = keys is None and config.host in _LOCAL_HOSTS
+        self._running = 0
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._allowed(scope):
+        if scope["type"] == "lifespan" or (scope["type"] == "http" and scope["path"] in self._open):
             await self._app(scope, receive, send)
             return
-        error = APIError(401, "a valid API key is needed: Authorization: Bearer KEY", code="invalid_api_key")
+        error = self._refusal(scope)
+        if error is not None:
+            await _refuse(error, scope, receive, send)
+            return
+        self._running += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._running -= 1
+
+    def _refusal(self, scope: Any) -> APIError | None:
+        if self._keys is not None:
+            tenant = self._keys.tenant(header(scope, b"authorization"))
+            if tenant is None:
+                message = "a valid API key is needed: Authorization: Bearer KEY"
+                return APIError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+            if self._isolate:
+                scope.setdefault("state", {})["tenant"] = tenant
+        if scope.get("method") not in _READING and (origin := header(scope, b"origin")):
+            error = self._foreign(origin.decode("latin-1"), header(scope, b"host").decode("latin-1"))
+            if error is not None:
+                return error
+        if self._limit is not None and self._running >= self._limit:
+            message = f"{self._running} requests are served already"
+            return APIError(503, message, code="too_many_requests", headers={"Retry-After": str(RETRY_SECONDS)})
+        return None
+
+    def _foreign(self, origin: str, host: str) -> APIError | None:
+        """Why a web page of this origin may not change anything here.
+
+        A page of any site can send requests to this machine's own addresses. Browsers say in `Origin` who asks; and
+        what a name means may change under a page, so that without keys only names that cannot are ours.
+        """
+        if "*" in self._origins or origin in self._origins:
+            return None
+        try:
+            page = urlsplit(origin)
+            ours = bool(page.netloc) and page.netloc == host.lower()
+            ours = ours and not (self._only_local_names and not _is_fixed(page.hostname or ""))
+        except ValueError:  # it is no URL
+            ours = False
+        message = f"requests of the origin {origin!r:.80} are not allowed; see --allowed-origins"
+        return None if ours else APIError(403, message, code="origin_not_allowed")
+
+
+async def _refuse(error: APIError, scope: Any, receive: Any, send: Any) -> None:
+    if scope["type"] == "http":
         await error_response(error)(scope, receive, send)
-
-    def _allowed(self, scope: Any) -> bool:
-        scheme, _, key = _header(scope, b"authorization").partition(b" ")
-        # Compares with every key, so that the time does not tell which one was close.
-        matches = [hmac.compare_digest(key.strip(), known) for known in self._keys]
-        return scheme.lower() == b"bearer" and any(matches)
+    else:
+        await send({"type": "websocket.close", "code": 1008, "reason": ""})
 
 
-def _header(scope: Any, name: bytes) -> bytes:
+def _is_fixed(name: str) -> bool:
+    """Whether a host's name is an address, or one that always means this machine."""
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return name == "localhost" or name.endswith(".localhost")
+    return True
+
+
+def header(scope: Any, name: bytes) -> bytes:
+    """A header of a request; empty if it has none."""
     return next((value for key, value in scope["headers"] if key == name), b"")

@@ -22,6 +22,7 @@ from jaxpaged.errors import ConfigError
 from jaxpaged.progress import ProgressBars
 from server.app import create_app
 from server.config import ServerConfig
+from server.connection import uvicorn_options
 from server.options import add_engine_flags, engine_config_of
 
 API_KEY_VARIABLE = "JAXPAGED_API_KEY"
@@ -79,6 +80,7 @@ def serve(arguments: argparse.Namespace) -> int:
                 log_level=arguments.uvicorn_log_level,
                 access_log=not arguments.disable_uvicorn_access_log,
                 timeout_graceful_shutdown=max(1, round(arguments.shutdown_timeout)),
+                **uvicorn_options(server_config),
             )
         )
         with contextlib.suppress(KeyboardInterrupt, _Terminated):  # uvicorn repeats the signal once it has drained

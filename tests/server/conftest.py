@@ -15,6 +15,7 @@ import uvicorn
 from jaxpaged.engine.async_llm import AsyncLLM
 from server.app import create_app
 from server.config import ServerConfig
+from server.connection import uvicorn_options
 from tests import tiny_tokenizers
 from tests.fake_engine import FakeEngine
 from tests.tiny_tokenizers import TinyTokenizer
@@ -33,6 +34,7 @@ class RunningServer:
 
     Attributes:
       llm: what it serves.
+      app: the application.
       url: where it listens.
       http, openai: clients.
     """
@@ -40,8 +42,11 @@ class RunningServer:
     def __init__(self, llm: AsyncLLM, **server_options: Any):
         self.llm = llm
         options = {"served_model_name": (MODEL, "alias"), "shutdown_timeout": 5.0, **server_options}
-        app = create_app(self.llm, ServerConfig(**options))
-        config = uvicorn.Config(app, port=0, log_level="critical", ws="none", timeout_graceful_shutdown=5)
+        server_config = ServerConfig(**options)
+        self.app = create_app(self.llm, server_config)
+        config = uvicorn.Config(
+            self.app, port=0, log_level="critical", timeout_graceful_shutdown=5, **uvicorn_options(server_config)
+        )
         self.server = uvicorn.Server(config)
         self.thread = threading.Thread(target=self.server.run, daemon=True)
         self.thread.start()

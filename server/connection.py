@@ -1,0 +1,168 @@
+"""A connection of uvicorn's with bounds: on the size and the time of a request's head, and on slow readers."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from typing import Any
+
+import msgspec
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from server.config import ServerConfig
+from server.errors import APIError, error_object
+
+MAX_HEAD_BYTES = 64 << 10
+MAX_HEADERS = 256
+SECONDS_TO_LINGER = 2.0  # for a body that nobody reads to come in: closing on it would lose the answer
+
+
+def uvicorn_options(config: ServerConfig) -> dict[str, Any]:
+    """Arguments of `uvicorn.Config`, wherever the app is served."""
+    return {
+        "http": functools.partial(BoundedConnection, options=config),
+        "ws": "none",
+        "timeout_keep_alive": config.keep_alive_timeout,
+        "server_header": False,
+    }
+
+
+class BoundedConnection(HttpToolsProtocol):
+    """Drops clients that send an endless head, send nothing for too long, or do not take their answers."""
+
+    def __init__(self, *args: Any, options: ServerConfig, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._options = options
+        self._in_head, self._in_body, self._refused = True, False, False
+        self._received = self._parsed = 0  # bytes of the head
+        self._refusal = APIError(400, "this is no HTTP request")
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._reader_timer: asyncio.TimerHandle | None = None
+
+    # The head.
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._expect_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in (self._head_timer, self._reader_timer):
+            if timer is not None:
+                timer.cancel()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._refused:
+            return
+        unfinished = self._in_head
+        super().data_received(data)
+        if unfinished and self._in_head:  # all of it belongs to the head, even if no header has ended yet
+            self._received += len(data)
+            if self._received > 2 * MAX_HEAD_BYTES:
+                self._refuse(_too_large())
+        elif not self._in_body and self.cycle is not None and self.cycle.response_complete:
+            self._expect_head()  # empty lines keep no connection alive
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_head, self._received, self._parsed = True, 0, 0
+        self._expect_head()
+        if self.flow is not None and not self.flow.write_paused:
+            self._reader_is_well()
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        self._count(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value)
+        self._count(len(name) + len(value))
+
+    def _count(self, num_bytes: int) -> None:
+        self._parsed += num_bytes
+        if self._parsed > MAX_HEAD_BYTES or len(self.headers) > MAX_HEADERS:
+            self._refusal = _too_large()
+            raise self._refusal  # the parser ends, and calls `send_400_response`
+
+    def on_headers_complete(self) -> None:
+        self._in_head, self._in_body = False, True
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+        super().on_headers_complete()
+
+    def _expect_head(self) -> None:
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(self._options.request_header_timeout, self._head_is_late)
+
+    def _head_is_late(self) -> None:
+        if self._received:
+            self._refuse(APIError(408, f"no whole request within {self._options.request_header_timeout} seconds"))
+        else:  # nothing was ever asked
+            self.transport.close()
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(self._refusal)
+
+    def _refuse(self, error: APIError) -> None:
+        if self.transport.is_closing() or self._refused:
+            return
+        self._refused = True
+        status, answer = error_object(error)
+        content = msgspec.json.encode(answer)
+        fields = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(content)
+        self.transport.write(STATUS_LINE[status] + fields + content)
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.loop.call_later(SECONDS_TO_LINGER, self.transport.close)
+
+    # The body, if the answer does not wait for it.
+
+    def on_message_complete(self) -> None:
+        self._in_body = False
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._in_body:
+            self.loop.call_later(SECONDS_TO_LINGER, self._close_unless_read, self.cycle)
+        if self.transport.get_write_buffer_size():
+            self._watch_reader()
+
+    def _close_unless_read(self, cycle: Any) -> None:
+        if self._in_body and self.cycle is cycle:
+            self.transport.close()
+
+    # A reader that does not read. While it does not, nothing is written: the buffer can only shrink.
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_reader()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._reader_is_well()
+
+    def _reader_is_well(self) -> None:
+        if self._reader_timer is not None:
+            self._reader_timer.cancel()
+            self._reader_timer = None
+
+    def _watch_reader(self) -> None:
+        if self._reader_timer is None:
+            self._look_later(self.transport.get_write_buffer_size())
+
+    def _look_later(self, size: int) -> None:
+        self._reader_timer = self.loop.call_later(self._options.slow_reader_timeout, self._look, size)
+
+    def _look(self, before: int) -> None:
+        self._reader_timer = None
+        size = self.transport.get_write_buffer_size()
+        if size and size >= before:
+            self.transport.abort()  # the request behind it is aborted as any whose client has gone
+        elif size:
+            self._look_later(size)
+
+
+def _too_large() -> APIError:
+    return APIError(431, f"the request's head is larger than {MAX_HEAD_BYTES} bytes or {MAX_HEADERS} headers")
