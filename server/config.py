@@ -49,6 +49,14 @@ class ServerConfig:
         top_k, top_p, min_p, repetition_penalty and max_new_tokens; the last bounds every request.
       override_generation_config: a JSON object of such parameters, which go before the others. None: none.
       shutdown_timeout: how many seconds SIGTERM waits for running requests.
+      admin_api_key: keys of the administrator, for POST /reset_prefix_cache, /start_profile and /stop_profile, which
+        are forbidden without one; they serve as `api_key` too.
+      profiler_dir: folder of the server's machine for the traces of /start_profile. None: there is no profiling.
+      enable_log_requests: log each request's id, size and parameters, and how it ended; never what it says.
+      disable_log_stats: do not log throughput and load every ten seconds while there is work.
+      log_level: least level of jaxpaged's own log.
+      otlp_traces_endpoint: URL of an OpenTelemetry collector that is sent a span a request, such as
+        http://localhost:4318/v1/traces. None: no traces.
       uvicorn_log_level: least level of the HTTP server's log.
       disable_uvicorn_access_log: do not log each request.
     """
@@ -79,6 +87,12 @@ class ServerConfig:
     generation_config: str = "auto"
     override_generation_config: Mapping[str, Any] | None = None
     shutdown_timeout: float = 30.0
+    admin_api_key: tuple[str, ...] = ()
+    profiler_dir: str | None = None
+    enable_log_requests: bool = False
+    disable_log_stats: bool = False
+    log_level: str = "info"
+    otlp_traces_endpoint: str | None = None
     uvicorn_log_level: str = "info"
     disable_uvicorn_access_log: bool = False
 
@@ -89,11 +103,13 @@ class ServerConfig:
             raise ConfigError(f"shutdown_timeout={self.shutdown_timeout} must be a number of seconds from 0 to 1e6")
         if self.uvicorn_log_level not in LOG_LEVELS:
             raise ConfigError(f"uvicorn_log_level={self.uvicorn_log_level!r} must be one of {', '.join(LOG_LEVELS)}")
+        if self.log_level not in LOG_LEVELS[:-1]:
+            raise ConfigError(f"log_level={self.log_level!r} must be one of {', '.join(LOG_LEVELS[:-1])}")
         if self.ssl_keyfile and not self.ssl_certfile:
             raise ConfigError("ssl_keyfile needs ssl_certfile")
         if self.ssl_ca_certs and not self.ssl_certfile:
             raise ConfigError("ssl_ca_certs needs ssl_certfile: only TLS clients have certificates")
-        if not all(self.api_key):
+        if not all(self.api_key) or not all(self.admin_api_key):
             raise ConfigError("api_key must not be empty")
         if not all(self.served_model_name):
             raise ConfigError("served_model_name must not be empty")
