@@ -21,9 +21,14 @@ def progress_bar(**options: Any) -> tqdm:
 
 
 class ProgressBars:
-    """One bar a stage; a context manager, whose `update` is the `progress` argument of `load_engine`."""
+    """One bar a stage; a context manager, whose `update` is the `progress` argument of `load_engine`.
+
+    Attributes:
+      totals: stage -> its total.
+    """
 
     def __init__(self, *, enabled: bool = True):
+        self.totals: dict[str, int] = {}
         self._enabled = enabled
         self._bars: dict[str, tqdm] = {}
 
@@ -36,6 +41,7 @@ class ProgressBars:
 
     def update(self, stage: str, done: int, total: int) -> None:
         """Moves the bar of `stage` to `done` of `total`."""
+        self.totals[stage] = total
         if not self._enabled:
             return
         if stage not in self._bars:

@@ -1,4 +1,7 @@
-"""The `jaxpaged` command. `jaxpaged COMMAND --help` lists every flag."""
+"""The `jaxpaged` command. `jaxpaged COMMAND --help` lists every flag.
+
+Exit status: 0; 1 for what went wrong, in one line; 2 for a command line that makes no sense; 130 for Ctrl-C.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +11,39 @@ from collections.abc import Sequence
 
 from jaxpaged import __version__
 from jaxpaged.errors import JaxPagedError
+from server.options import nearest
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; the exit status. Mistakes of the user's are one line on stderr."""
-    arguments = build_parser().parse_args(argv)
     try:
+        arguments = parse(sys.argv[1:] if argv is None else argv)
         return arguments.run(arguments)
     except JaxPagedError as e:
         print(f"jaxpaged: error: {e}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """The command line's arguments; `run` is the command's function.
+
+    Raises:
+      SystemExit: it makes no sense, which was said, or asked for help.
+      ConfigError: the file of options is wrong.
+    """
+    arguments, extra = build_parser().parse_known_args([_with_dashes(word) for word in argv])
+    command: argparse.ArgumentParser = arguments.parser
+    for word in extra:
+        if word.startswith("-") and word != "-":  # a value that follows may be a secret: it is not shown
+            name = word.partition("=")[0]
+            command.error(f"unknown option {name}{nearest(name, command._option_string_actions)}")
+    if extra:
+        command.error(f"unexpected argument {extra[0]!r}")
+    if "finish" in arguments:
+        arguments.finish(arguments)
+    return arguments
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -29,11 +53,27 @@ def build_parser() -> argparse.ArgumentParser:
     from server.serve import add_serve_command
 
     parser = argparse.ArgumentParser(prog="jaxpaged", description="LLM serving in pure JAX.", allow_abbrev=False)
-    parser.add_argument("--version", action="version", version=f"jaxpaged {__version__}")
+    parser.add_argument("--version", "-v", action="version", version=f"jaxpaged {__version__}")
+    parser.set_defaults(parser=parser)
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     add_serve_command(commands)
     add_chat_command(commands)
+    version = commands.add_parser("version", help="print the version")
+    version.set_defaults(run=_print_version)
     return parser
+
+
+def _print_version(_: argparse.Namespace) -> int:
+    print(f"jaxpaged {__version__}")
+    return 0
+
+
+def _with_dashes(word: str) -> str:
+    """`--max-model-len=4` for `--max_model_len=4`, as vLLM has it."""
+    if not word.startswith("--"):
+        return word
+    name, equals, value = word.partition("=")
+    return name.replace("_", "-") + equals + value
 
 
 if __name__ == "__main__":

@@ -1,52 +1,192 @@
-"""Command-line flags made from the fields of EngineConfig: vLLM's names where the meaning is the same."""
+"""Command-line flags made from the fields of EngineConfig and ServerConfig.
+
+Names are vLLM's where the meaning is the same. A flag's type and default are its field's; its help is the field's line
+under "Attributes:" in the docstring.
+"""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import difflib
 import importlib
 import re
 import types
 import typing
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from jaxpaged.config import DTYPES, IMPLEMENTATIONS, POLICIES, EngineConfig, engine_config
+from jaxpaged.config import DTYPES, IMPLEMENTATIONS, POLICIES, EngineConfig
 from jaxpaged.errors import ConfigError
+from server import option_values
+from server.config import LOG_LEVELS, ServerConfig
 
-_CHOICES = {
+CONFIGS = (ServerConfig, EngineConfig)
+_NO_FLAG = ("model", "scheduling_key")  # an argument; a function
+
+# The help lists flags under these titles, then the rest of each record under its own.
+_GROUPS = {
+    "model": ("tokenizer", "dtype", "load_format", "max_model_len", "seed", "generation_config",
+              "override_generation_config", "served_model_name", "chat_template"),
+    "memory": ("kv_cache_dtype", "block_size", "num_kv_blocks", "kv_cache_bytes", "gpu_memory_utilization",
+               "swap_space", "enable_prefix_caching"),
+    "scheduling": ("max_num_seqs", "max_num_batched_tokens", "scheduling_policy", "ageing", "max_num_queued_requests"),
+    "devices": ("tensor_parallel_size", "data_parallel_size", "attention_implementation", "overlap", "warmup",
+                "compilation_cache_dir", "strict", "debug_kernels"),
+    "listening": ("host", "port", "uds", "ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "root_path",
+                  "shutdown_timeout"),
+    "access": ("api_key", "api_key_file", "isolate_api_keys", "allowed_origins", "allowed_methods", "allowed_headers",
+               "allow_credentials", "disable_fastapi_docs", "admin_api_key"),
+    "limits": ("limit_concurrency", "max_body_bytes", "request_timeout", "request_header_timeout",
+               "request_body_timeout", "slow_reader_timeout", "keep_alive_timeout", "max_logprobs"),
+    "logging": ("log_level", "enable_log_requests", "disable_log_stats", "uvicorn_log_level",
+                "disable_uvicorn_access_log", "otlp_traces_endpoint", "profiler_dir"),
+}  # fmt: skip
+_REST = {ServerConfig: "server", EngineConfig: "engine"}
+
+_CHOICES: dict[str, tuple[str, ...]] = {
     "dtype": ("auto", *DTYPES),
     "kv_cache_dtype": ("auto", *DTYPES),
     "load_format": ("auto", "dummy"),
     "attention_implementation": IMPLEMENTATIONS,
     "logprobs_mode": ("raw_logprobs", "processed_logprobs"),
     "scheduling_policy": POLICIES,
+    "log_level": LOG_LEVELS[:-1],
+    "uvicorn_log_level": LOG_LEVELS,
 }
-_NO_FLAG = ("model", "scheduling_key")  # an argument; a function
+# vLLM's other spellings of a flag, and of a value.
+_ALSO = {
+    "tensor_parallel_size": ("-tp",),
+    "data_parallel_size": ("-dp",),
+    "kv_cache_bytes": ("--kv-cache-memory-bytes",),
+    "num_kv_blocks": ("--num-gpu-blocks-override",),
+}
+_SAME_VALUE: dict[str, dict[str, str | None]] = {
+    "dtype": {"half": "float16", "float": "float32"},
+    "load_format": {"safetensors": "auto"},
+    "max_model_len": {"auto": None, "-1": None},
+}
+
+_PARSERS: dict[Any, Callable[[str], Any]] = {
+    bool: option_values.boolean,
+    int: option_values.integer,
+    float: option_values.number,
+    str: str,
+    dict: option_values.json_object,
+}
+_METAVARS = {int: "N", float: "X", str: "TEXT", dict: "JSON"}
 
 
-def add_engine_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds `--max-model-len` and so on, a flag a field, with its help from the docstring of EngineConfig."""
-    group = parser.add_argument_group("engine")
-    types_of, helps = typing.get_type_hints(EngineConfig), _field_helps()
-    for field in dataclasses.fields(EngineConfig):
-        if field.name in _NO_FLAG:
-            continue
-        flag, text = "--" + field.name.replace("_", "-"), helps[field.name].replace("%", "%%")
-        if field.default not in (None, ()):
-            text += f" (default: {field.default})"
-        # Absent flags stay absent, so that a command can have defaults of its own.
-        options: dict[str, Any] = {"help": text, "default": argparse.SUPPRESS, "dest": f"engine.{field.name}"}
-        if field.name == "logits_processors":
-            options["help"] += " Each is MODULE:NAME, imported from PYTHONPATH."
-            group.add_argument(flag, nargs="+", metavar="MODULE:NAME", **options)
-            continue
-        kind = _plain_type(types_of[field.name])
-        if kind is bool:
-            group.add_argument(flag, action=argparse.BooleanOptionalAction, **options)
-        else:
-            choices = _CHOICES.get(field.name)
-            metavar = None if choices else kind.__name__.upper()
-            group.add_argument(flag, type=kind, choices=choices, metavar=metavar, **options)
+@dataclass(frozen=True)
+class Flag:
+    """The flag of one field.
+
+    Attributes:
+      config: the record that has the field.
+      field: its name.
+      kind: bool, int, float, str or dict: of the value, or of each where there are `many`.
+      help: what it does and what its default is.
+    """
+
+    config: type
+    field: str
+    kind: type
+    many: bool
+    help: str
+
+    @property
+    def name(self) -> str:
+        """`--max-model-len`."""
+        return "--" + self.field.replace("_", "-")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All spellings."""
+        return (self.name, *_ALSO.get(self.field, ()))
+
+    @property
+    def dest(self) -> str:
+        """Its name among the parsed arguments."""
+        return f"{self.config.__name__}.{self.field}"
+
+    @property
+    def group(self) -> str:
+        """The title under which the help shows it."""
+        return next((title for title, fields in _GROUPS.items() if self.field in fields), _REST[self.config])
+
+    def value(self, text: str) -> Any:
+        """What the text means; of a flag with many values a list.
+
+        Raises:
+          ValueError: nothing.
+        """
+        same = _SAME_VALUE.get(self.field, {})
+        if text in same:
+            return same[text]
+        if self.many:
+            return option_values.strings(text)
+        choices = _CHOICES.get(self.field)
+        if choices and text not in choices:
+            raise ValueError(f"{text!r} is none of {', '.join(choices)}")
+        return _PARSERS[self.kind](text)
+
+    def add_to(self, group: argparse._ArgumentGroup) -> None:
+        """Adds the flag. Absent ones leave no trace in what is parsed, so that a command can have its own defaults."""
+        options: dict[str, Any] = {
+            "help": self.help.replace("%", "%%"), "default": argparse.SUPPRESS, "dest": self.dest,
+        }  # fmt: skip
+        if self.kind is bool:
+            group.add_argument(*self.names, action=argparse.BooleanOptionalAction, **options)
+            return
+        choices = _CHOICES.get(self.field)
+        metavar = "{" + ",".join(choices) + "}" if choices else _METAVARS[self.kind]
+        if self.many:
+            options |= {"nargs": "+", "action": "extend"}
+        group.add_argument(*self.names, type=self._parsed, metavar=metavar, **options)
+
+    def _parsed(self, text: str) -> Any:
+        try:
+            return self.value(text)
+        except ValueError as e:
+            raise argparse.ArgumentTypeError(str(e)) from e
+
+
+def flags(configs: Iterable[type] = CONFIGS) -> list[Flag]:
+    """A flag for each field of the records, but for those that no text can give."""
+    made = []
+    for config in configs:
+        hints, helps = typing.get_type_hints(config), _helps(config)
+        fields = [field for field in dataclasses.fields(config) if field.name not in _NO_FLAG]
+        for field in fields:
+            kind, many = _kind(hints[field.name])
+            text = _help(helps[field.name], field, {f.name for f in fields})
+            made.append(Flag(config, field.name, kind, many, text))
+    return made
+
+
+def add_flags(parser: argparse.ArgumentParser, wanted: Iterable[Flag]) -> None:
+    """Adds flags to a parser, in groups."""
+    by_group: dict[str, list[Flag]] = {}
+    for flag in wanted:
+        by_group.setdefault(flag.group, []).append(flag)
+    for title in sorted(by_group, key=[*_GROUPS, *_REST.values()].index):
+        group = parser.add_argument_group(title)
+        for flag in by_group[title]:
+            flag.add_to(group)
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """`; did you mean ...?` of the known name that is most like this one, or nothing."""
+    found = difflib.get_close_matches(name, names, n=1, cutoff=0.7)
+    return f"; did you mean {found[0]}?" if found else ""
+
+
+def given(arguments: argparse.Namespace, config: type) -> dict[str, Any]:
+    """Field -> value, of the flags of one record that were given."""
+    prefix = f"{config.__name__}."
+    found = {name.removeprefix(prefix): v for name, v in vars(arguments).items() if name.startswith(prefix)}
+    return {name: tuple(_flat(value)) if isinstance(value, list) else value for name, value in found.items()}
 
 
 def engine_config_of(arguments: argparse.Namespace, **defaults: Any) -> EngineConfig:
@@ -58,11 +198,28 @@ def engine_config_of(arguments: argparse.Namespace, **defaults: Any) -> EngineCo
     Raises:
       ConfigError: a value is out of range.
     """
-    prefix = "engine."
-    given = {name.removeprefix(prefix): v for name, v in vars(arguments).items() if name.startswith(prefix)}
-    if "logits_processors" in given:
-        given["logits_processors"] = tuple(map(_imported, given["logits_processors"]))
-    return engine_config(arguments.model, **{**defaults, **given})
+    options = {**defaults, **given(arguments, EngineConfig)}
+    if "logits_processors" in options:
+        options["logits_processors"] = tuple(map(_imported, options["logits_processors"]))
+    return EngineConfig(model=arguments.model, **options)
+
+
+def server_config_of(arguments: argparse.Namespace, *, api_keys: Collection[str] = ()) -> ServerConfig:
+    """The ServerConfig that the flags describe.
+
+    Args:
+      api_keys: more keys, from elsewhere.
+
+    Raises:
+      ConfigError: a value is out of range.
+    """
+    config = ServerConfig(**given(arguments, ServerConfig))
+    names, keys = config.served_model_name or (arguments.model,), (*config.api_key, *api_keys)
+    return dataclasses.replace(config, served_model_name=names, api_key=keys)
+
+
+def _flat(values: list[Any]) -> Iterable[Any]:
+    return (item for value in values for item in (value if isinstance(value, list) else [value]))
 
 
 def _imported(path: str) -> Any:
@@ -73,14 +230,40 @@ def _imported(path: str) -> Any:
         raise ConfigError(f"logits_processors={path!r} cannot be imported: {e}") from e
 
 
-def _plain_type(hint: Any) -> type:
-    """`int` for `int | None`."""
+def _kind(hint: Any) -> tuple[type, bool]:
+    """`(int, False)` for `int | None`, `(str, True)` for `tuple[str, ...]`."""
     if isinstance(hint, types.UnionType):
         (hint,) = (arg for arg in typing.get_args(hint) if arg is not types.NoneType)
-    return hint
+    origin = typing.get_origin(hint)
+    if origin is tuple:
+        return str, True
+    kind = dict if isinstance(origin, type) and issubclass(origin, Mapping) else hint
+    assert kind in _PARSERS, f"no flag can hold {hint}"
+    return kind, False
 
 
-def _field_helps() -> dict[str, str]:
+def _helps(config: type) -> dict[str, str]:
     """The lines of the docstring's "Attributes:"."""
-    lines = re.findall(r"^\s+(\w+): (.+(?:\n\s{8,}.+)*)$", EngineConfig.__doc__ or "", re.MULTILINE)
+    lines = re.findall(r"^\s+(\w+): (.+(?:\n\s{8,}.+)*)$", config.__doc__ or "", re.MULTILINE)
     return {name: re.sub(r"\s+", " ", text) for name, text in lines}
+
+
+def _help(text: str, field: dataclasses.Field[Any], fields: set[str]) -> str:
+    """A field's line in the words of the command line: flags by their names, "None:" as the default that it is."""
+    text = re.sub(r"`(\w+)`", lambda m: "--" + m[1].replace("_", "-") if m[1] in fields else m[1], text)
+    said = re.fullmatch(r"(.*?)[;.] (?:None|Empty): (.*?)\.?", text)
+    if said:
+        return f"{said[1]} (default: {said[2]})"
+    return f"{text.removesuffix('.')} (default: {_shown(field.default)})"
+
+
+def _shown(default: Any) -> str:
+    if isinstance(default, bool):
+        return "on" if default else "off"
+    if default in (None, "", ()) or default is dataclasses.MISSING:
+        return "none"
+    if isinstance(default, tuple):
+        return " ".join(default)
+    if isinstance(default, int) and default and default % 2**20 == 0:
+        return f"{default >> 20}M"
+    return str(default)

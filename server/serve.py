@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import socket
+import ssl
 import sys
 import threading
 import time
@@ -14,16 +15,18 @@ from typing import Any
 
 import uvicorn
 
-from jaxpaged.config import EngineConfig
 from jaxpaged.engine.async_llm import AsyncLLM
-from jaxpaged.engine.engine import Engine
+from jaxpaged.engine.core_client import InProcessClient
 from jaxpaged.engine.load import load_engine
-from jaxpaged.errors import ConfigError
 from jaxpaged.progress import ProgressBars
+from server.api_keys import configured_keys
 from server.app import create_app
-from server.config import ServerConfig
 from server.connection import uvicorn_options
-from server.options import add_engine_flags, engine_config_of
+from server.listen import Listener
+from server.option_file import read_options
+from server.options import add_flags, engine_config_of, flags, server_config_of
+from server.start_page import start_page
+from server.vllm_flags import add_vllm_flags
 
 API_KEY_VARIABLE = "JAXPAGED_API_KEY"
 # Between the engine's death and the exit of the process: time for probes to read the 503.
@@ -32,60 +35,81 @@ SECONDS_TO_REPORT_DEATH = 2.0
 
 def add_serve_command(commands: Any) -> None:
     """Adds the command to the parser."""
-    parser = commands.add_parser("serve", help="serve a model over HTTP, as OpenAI does", allow_abbrev=False)
-    parser.add_argument("model", help='"demo", a local folder, a .gguf file, or a Hugging Face name')
-    group = parser.add_argument_group("server")
-    group.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
-    group.add_argument("--port", type=int, default=8000, help="port to listen on (default: 8000)")
-    group.add_argument(
-        "--served-model-name", nargs="+", metavar="NAME", help="names that requests use (default: MODEL as given)"
+    parser = commands.add_parser(
+        "serve",
+        help="serve a model over HTTP, as OpenAI does",
+        usage="jaxpaged serve MODEL [options]",
+        description="Serves a model over HTTP, as OpenAI does. Flags are vLLM's where the meaning is the same.",
+        epilog=f"An API key may be given in {API_KEY_VARIABLE} too, where the list of processes does not show it. "
+        "Whole numbers may be written 32k (32,000) or 32K (32,768).",
+        allow_abbrev=False,
     )
-    group.add_argument(
-        "--api-key", action="append", metavar="KEY", default=[],
-        help=f"demand this key of clients; may be given several times. Also read from {API_KEY_VARIABLE}",
-    )  # fmt: skip
-    group.add_argument("--root-path", default="", help="path prefix that a proxy in front strips")
-    group.add_argument("--shutdown-timeout", type=float, default=30.0, metavar="SECONDS",
-                       help="how long SIGTERM waits for running requests (default: 30)")  # fmt: skip
-    group.add_argument("--uvicorn-log-level", default="info", metavar="LEVEL",
-                       choices=["critical", "error", "warning", "info", "debug", "trace"])  # fmt: skip
-    group.add_argument("--disable-uvicorn-access-log", action="store_true", help="do not log each request")
-    add_engine_flags(parser)
-    parser.set_defaults(run=serve)
+    parser.add_argument("model", nargs="?", metavar="MODEL",
+                        help='"demo", a local folder, a .gguf file, or a Hugging Face name')  # fmt: skip
+    parser.add_argument("--model", dest="model_flag", metavar="MODEL", help="the model, if not given without a flag")
+    parser.add_argument("--config", metavar="FILE",
+                        help="YAML with the names of flags as keys; the command line goes before it")  # fmt: skip
+    own = flags()
+    add_flags(parser, own)
+    add_vllm_flags(parser, parser._option_string_actions)
+    parser.set_defaults(run=serve, finish=_finish, parser=parser, flags=own)
+
+
+def _finish(arguments: argparse.Namespace) -> None:
+    """Adds what the file of options says, and finds the model."""
+    options = read_options(arguments.config, arguments.flags) if arguments.config else {}
+    models = list(dict.fromkeys(m for m in (arguments.model, arguments.model_flag) if m is not None))
+    if len(models) > 1:
+        arguments.parser.error(f"two models are given: {models[0]!r} and {models[1]!r}")
+    if not models and "model" not in options:
+        arguments.parser.error("MODEL is missing; after a flag that takes several values, it must come first")
+    given = {**options, **vars(arguments)}
+    vars(arguments).update(given, model=models[0] if models else options["model"])
 
 
 def serve(arguments: argparse.Namespace) -> int:
     """Runs the server until a signal or the engine's end; the exit status."""
     config = engine_config_of(arguments)
-    with bind(arguments.host, arguments.port) as listener:  # before the weights: a taken port is found at once
+    server_config = server_config_of(arguments, api_keys=_keys_of_environment())
+    configured_keys(server_config)  # a wrong file is found at once, as is a taken port
+    with Listener(server_config) as listener:
         signal.signal(signal.SIGTERM, _raise_terminated)
         started = time.monotonic()
         with ProgressBars() as bars:
             engine, tokenizer = load_engine(config, bars.update)
-        names = tuple(arguments.served_model_name or [arguments.model])
         server = DyingServer()
-        llm = AsyncLLM(engine, tokenizer, on_death=server.engine_died)
-        keys = arguments.api_key + [key for key in [os.environ.get(API_KEY_VARIABLE)] if key]
-        server_config = ServerConfig(
-            served_model_name=names,
-            api_key=tuple(keys),
-            root_path=arguments.root_path,
-            shutdown_timeout=arguments.shutdown_timeout,
-        )
+        llm = AsyncLLM(InProcessClient(engine, tokenizer), tokenizer, on_death=server.engine_died)
         app = create_app(llm, server_config)
-        _print_start_page(engine, names, listener, bool(keys), time.monotonic() - started)
+        page = start_page(
+            engine.config,
+            server_config,
+            listener,
+            num_cores=1,
+            num_programs=engine.num_programs,
+            weight_bytes=bars.totals.get("load"),
+            seconds=time.monotonic() - started,
+        )
+        print(page, file=sys.stderr, flush=True)
         server.configure(
             uvicorn.Config(
                 app,
-                log_level=arguments.uvicorn_log_level,
-                access_log=not arguments.disable_uvicorn_access_log,
-                timeout_graceful_shutdown=max(1, round(arguments.shutdown_timeout)),
+                log_level=server_config.uvicorn_log_level,
+                access_log=not server_config.disable_uvicorn_access_log,
+                timeout_graceful_shutdown=max(1, round(server_config.shutdown_timeout)),
+                ssl_keyfile=server_config.ssl_keyfile,
+                ssl_certfile=server_config.ssl_certfile,
+                ssl_ca_certs=server_config.ssl_ca_certs,
+                ssl_cert_reqs=ssl.CERT_REQUIRED if server_config.ssl_ca_certs else ssl.CERT_NONE,
                 **uvicorn_options(server_config),
             )
         )
         with contextlib.suppress(KeyboardInterrupt, _Terminated):  # uvicorn repeats the signal once it has drained
-            server.run(listener)
+            server.run(listener.opened())
         return 1 if llm.error is not None else 0
+
+
+def _keys_of_environment() -> list[str]:
+    return [key for key in [os.environ.get(API_KEY_VARIABLE)] if key]
 
 
 class DyingServer:
@@ -123,45 +147,3 @@ class _Terminated(SystemExit):
 
 def _raise_terminated(signum: int, _: Any) -> None:
     raise _Terminated(128 + signum)
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """A socket bound to an address.
-
-    Raises:
-      ConfigError: the port is taken, or the address is none of this machine's.
-    """
-    if not 0 <= port <= 65535:
-        raise ConfigError(f"port={port} must be from 0 to 65535")
-    listener: socket.socket | None = None
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(2048)  # a second server on this port must fail now, not when this one has loaded
-    except OSError as e:
-        if listener is not None:
-            listener.close()
-        raise ConfigError(f"cannot listen on {host}:{port}: {e.strerror or e}") from e
-    return listener
-
-
-def _print_start_page(
-    engine: Engine, names: tuple[str, ...], listener: socket.socket, has_key: bool, seconds: float
-) -> None:
-    config: EngineConfig = engine.config
-    host, port = listener.getsockname()[:2]
-    blocks, length = config.num_kv_blocks or 0, config.max_model_len or 1
-    tokens = blocks * config.block_size
-    lines = [
-        f"model        {config.model} ({config.dtype}), served as {', '.join(names)}",
-        f"context      {length} tokens",
-        f"KV cache     {blocks} blocks of {config.block_size} tokens: {tokens} tokens, "
-        f"{tokens / length:.1f} requests of the full context",
-        f"batch        up to {config.max_num_seqs} requests, {config.max_num_batched_tokens} tokens a step",
-        f"programs     {engine.num_programs} compiled, ready after {seconds:.1f} s",
-        f"listening    http://{f'[{host}]' if ':' in host else host}:{port}/v1"
-        + (" (with an API key)" if has_key else ""),
-    ]
-    print("\n".join(lines), file=sys.stderr, flush=True)

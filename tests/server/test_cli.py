@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -21,8 +22,9 @@ import server.serve
 from jaxpaged.config import EngineConfig
 from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.device.logits_processor import LogitsProcessor
-from server.cli import build_parser, main
-from server.options import engine_config_of
+from server.cli import main, parse
+from server.config import ServerConfig
+from server.options import engine_config_of, server_config_of
 from tests import tiny_tokenizers
 from tests.fake_engine import FakeEngine
 from tests.server.conftest import wait_for
@@ -141,18 +143,33 @@ def test_unknown_flags_are_refused(arguments, capsys) -> None:
     assert error.value.code == 2 and "usage:" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["serve", "chat"])
-def test_every_engine_option_is_a_flag_with_help(command, capsys) -> None:
-    with pytest.raises(SystemExit):
-        main([command, "--help"])
-    text = capsys.readouterr().out
-    for field in dataclasses.fields(EngineConfig):
+@pytest.mark.parametrize("config", [EngineConfig, ServerConfig])
+def test_every_option_is_a_flag_with_help_and_default(config, capsys, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")
+    with pytest.raises(SystemExit) as error:
+        main(["serve", "--help"])
+    assert error.value.code == 0
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    for field in dataclasses.fields(config):
         if field.name not in ("model", "scheduling_key"):  # a function exists only in Python
-            assert f"--{field.name.replace('_', '-')}" in text
+            name = f"--{field.name.replace('_', '-')}"
+            (at,) = (i for i, line in enumerate(lines) if re.match(rf"{name}\b(?!-)", line))
+            text = lines[at] + " " + lines[at + 1]  # what is too long stands in a line of its own
+            assert re.search(r"\S \(default: [^)]+\)", text), text
+            assert "None" not in text and "Empty" not in text, text
+
+
+def test_a_chat_has_no_flags_of_queues_and_servers(capsys) -> None:
+    with pytest.raises(SystemExit):
+        main(["chat", "--help"])
+    text = capsys.readouterr().out
+    assert "--max-model-len" in text and "--temperature" in text
+    for flag in ("--port", "--max-num-seqs", "--scheduling-policy", "--api-key", "--tensor-parallel-size"):
+        assert flag not in text
 
 
 def test_flags_become_the_config() -> None:
-    arguments = build_parser().parse_args(
+    arguments = parse(
         ["serve", "m", "--max-model-len", "64", "--no-enable-prefix-caching", "--dtype", "float32", "--seed", "3",
          "--gpu-memory-utilization", "0.5", "--attention-implementation", "xla", "--strict", "--swap-space", "1.5",
          "--scheduling-policy", "priority", "--ageing", "2", "--max-logprobs", "-1", "--logprobs-mode",
@@ -163,7 +180,7 @@ def test_flags_become_the_config() -> None:
         attention_implementation="xla", strict=True, max_num_seqs=4, swap_space=1.5, scheduling_policy="priority",
         ageing=2.0, max_logprobs=-1, logprobs_mode="processed_logprobs", max_num_queued_requests=7,
     )  # fmt: skip
-    assert arguments.host == "127.0.0.1"
+    assert server_config_of(arguments) == ServerConfig(served_model_name=("m",))
 
 
 HALVE = LogitsProcessor("halve", lambda logits, context: logits / 2)
@@ -171,7 +188,7 @@ HALVE = LogitsProcessor("halve", lambda logits, context: logits / 2)
 
 def test_logits_processors_are_imported_by_name(capsys) -> None:
     name = f"{__name__}:HALVE"
-    arguments = build_parser().parse_args(["serve", "m", "--logits-processors", name, name])
+    arguments = parse(["serve", "m", "--logits-processors", name, name])
     assert engine_config_of(arguments).logits_processors == (HALVE, HALVE)
     for wrong in ("no.such.module:HALVE", f"{__name__}:NOTHING", "HALVE", ":", "server.options:"):
         assert main(["serve", "m", "--logits-processors", wrong]) == 1

@@ -1,0 +1,106 @@
+"""`--config FILE.yaml`: options from a file, whose keys are the flags' names. The command line goes before it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from jaxpaged.errors import ConfigError
+from server.options import Flag, nearest
+from server.vllm_flags import ALONE, VLLM_FLAGS, refusal
+
+MAX_BYTES = 64 * 1024
+
+
+def read_options(path: str, flags: Iterable[Flag]) -> dict[str, Any]:
+    """What a file says: argument (a flag's `dest`, or "model") -> value.
+
+    Raises:
+      ConfigError: naming the file, the line and the key.
+    """
+    by_name = {name: flag for flag in flags for name in flag.names}
+    found: dict[str, Any] = {}
+    seen: dict[str, int] = {}
+    for key, value in _entries(path):
+        line = key.start_mark.line + 1
+        name = "--" + key.value.replace("_", "-").removeprefix("--")
+        where = f"{path}:{line}: {key.value}"
+        try:
+            dest, option = _option(name, value, by_name)
+        except (ValueError, yaml.YAMLError) as e:
+            raise ConfigError(f"{where}: {e}") from e
+        if not dest:
+            continue
+        if dest in seen:
+            raise ConfigError(f"{where}: is given in line {seen[dest]} already")
+        seen[dest], found[dest] = line, option
+    return found
+
+
+def _entries(path: str) -> list[tuple[yaml.ScalarNode, yaml.Node]]:
+    """The keys and values of the file's mapping, as nodes: they know their lines, and how they were written."""
+    try:
+        with Path(path).open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise ConfigError(f"{path} is larger than {MAX_BYTES} bytes")
+        root = yaml.compose(content.decode(), Loader=yaml.SafeLoader)
+    except OSError as e:
+        raise ConfigError(f"{path} cannot be read: {e.strerror}") from e
+    except yaml.MarkedYAMLError as e:
+        line = e.problem_mark.line + 1 if e.problem_mark else 1
+        raise ConfigError(f"{path}:{line}: {e.problem}") from e
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as e:
+        raise ConfigError(f"{path} is no YAML: {' '.join(str(e).split())}") from e
+    if root is None:
+        return []
+    if not isinstance(root, yaml.MappingNode):
+        raise ConfigError(f"{path}: must be a mapping of flag names to values, such as `max-model-len: 4096`")
+    for key, _ in root.value:
+        if not isinstance(key, yaml.ScalarNode):
+            raise ConfigError(f"{path}:{key.start_mark.line + 1}: a key must be the name of a flag")
+    return root.value
+
+
+def _option(name: str, node: yaml.Node, by_name: Mapping[str, Flag]) -> tuple[str, Any]:
+    """An argument and its value; no argument ("") where nothing is asked for."""
+    if name == "--model":
+        return "model", _text(node)
+    flag, positive = by_name.get(name), by_name.get("--" + name.removeprefix("--no-"))
+    if flag is not None:
+        return flag.dest, _value(flag, node)
+    if positive is not None and positive.kind is bool:
+        return positive.dest, not _value(positive, node)
+    if name not in VLLM_FLAGS:
+        raise ValueError("is no option" + nearest(name, ["--model", *by_name]))
+    text = node.value if isinstance(node, yaml.ScalarNode) else "several"
+    if text.lower() != "false":
+        message = refusal(name, ALONE if text.lower() == "true" else text)
+        if message is not None:
+            raise ValueError(message)
+    return "", None
+
+
+def _value(flag: Flag, node: yaml.Node) -> Any:
+    if flag.many:
+        items = node.value if isinstance(node, yaml.SequenceNode) else [node]
+        return [flag.value(_text(item)) for item in items]
+    if flag.kind is dict and isinstance(node, yaml.MappingNode):
+        return {_text(key): yaml.SafeLoader("").construct_object(_scalar(value)) for key, value in node.value}
+    return flag.value(_text(node))
+
+
+def _text(node: yaml.Node) -> str:
+    """A scalar as it is written: `0123` stays a key of four digits."""
+    return _scalar(node).value
+
+
+def _scalar(node: yaml.Node) -> yaml.ScalarNode:
+    if not isinstance(node, yaml.ScalarNode):
+        raise ValueError("must be a single value, not a list or a mapping")
+    if node.tag == "tag:yaml.org,2002:null":
+        raise ValueError("has no value")
+    return node

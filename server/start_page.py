@@ -1,0 +1,91 @@
+"""What `jaxpaged serve` says once it serves: what was loaded, how much fits, and where it listens. Never a key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from jaxpaged.config import EngineConfig
+from server.config import ServerConfig
+from server.listen import Listener
+
+
+def start_page(
+    engine: EngineConfig,
+    server: ServerConfig,
+    listener: Listener,
+    *,
+    num_cores: int,
+    num_programs: int,
+    weight_bytes: int | None,
+    seconds: float,
+) -> str:
+    """The page.
+
+    Args:
+      engine: the resolved options of each core.
+      num_programs: compiled ones of each core.
+      weight_bytes: read from the checkpoint; None: nothing was.
+      seconds: from the start of the command.
+    """
+    return "\n".join(
+        f"{title:<12} {text}"
+        for title, text in (
+            *_model_lines(engine, server, weight_bytes),
+            *_capacity_lines(engine, num_cores),
+            ("programs", f"{num_programs} compiled, ready after {seconds:.1f} s"),
+            *_server_lines(server, listener),
+        )
+    )
+
+
+def _model_lines(engine: EngineConfig, server: ServerConfig, weight_bytes: int | None) -> Iterator[tuple[str, str]]:
+    names = ", ".join(server.served_model_name or (engine.model,))
+    size = f", {_bytes(weight_bytes)} of weights" if weight_bytes else ""
+    yield "model", f"{engine.model} ({engine.dtype}{size}), served as {names}"
+    defaults = server.override_generation_config or {}
+    if defaults:
+        said = ", ".join(f"{name}={value}" for name, value in defaults.items())
+        yield "sampling", f"{said}, where a request does not say"
+    parsers = {"tool calls": "tool_call_parser", "reasoning": "reasoning_parser"}
+    chosen = [f"{title}: {name}" for title, field in parsers.items() if (name := getattr(server, field, None))]
+    if chosen:
+        yield "parsers", ", ".join(chosen)
+
+
+def _capacity_lines(engine: EngineConfig, num_cores: int) -> Iterator[tuple[str, str]]:
+    blocks, length = engine.num_kv_blocks or 0, engine.max_model_len or 1
+    tokens = blocks * engine.block_size
+    each = " a core" if num_cores > 1 else ""
+    if num_cores > 1:
+        yield "cores", f"{num_cores}, each with the model and a KV cache of its own"
+    yield "context", f"{length} tokens"
+    yield (
+        "KV cache",
+        f"{blocks} blocks of {engine.block_size} tokens ({engine.kv_cache_dtype}){each}: {tokens * num_cores} tokens, "
+        f"{tokens * num_cores / length:.1f} requests of the full context",
+    )
+    yield (
+        "batch",
+        f"up to {engine.max_num_seqs} requests{each}, {engine.max_num_batched_tokens} tokens a step; "
+        f"prefix caching {'on' if engine.enable_prefix_caching else 'off'}",
+    )
+
+
+def _server_lines(server: ServerConfig, listener: Listener) -> Iterator[tuple[str, str]]:
+    has_keys = bool(server.api_key or server.api_key_file)
+    yield "listening", f"{listener.url}/v1" if server.uds is None else f"{listener.url} (as in http://localhost/v1)"
+    if server.uds is None:
+        docs = "" if server.disable_fastapi_docs else f", {listener.url}/docs"
+        yield "pages", f"{listener.url}/{docs}, {listener.url}/metrics"
+    if has_keys:
+        yield "access", "with an API key"
+    elif not listener.is_local:
+        yield "WARNING", "no API key is set: whoever reaches this address may use the model (--api-key)"
+
+
+def _bytes(size: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} TB"
