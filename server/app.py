@@ -14,7 +14,7 @@ from server.api_keys import ApiKeys, configured_keys
 from server.config import ServerConfig
 from server.errors import install_error_handlers
 from server.middleware import Answers, Gate
-from server.routes import chat, completions, health, models
+from server.routes import chat, completions, engine_state, health, models, page
 from server.serving import Serving
 
 ROUTES = (completions, chat, models, health)
@@ -37,12 +37,20 @@ def create_app(llm: AsyncLLM, config: ServerConfig) -> FastAPI:
         title="jaxpaged",
         version=__version__,
         root_path=config.root_path,
+        docs_url=None,  # FastAPI's loads scripts from elsewhere: ours is in `routes.page`
+        redoc_url=None,
         lifespan=lifespan,
         openapi_url=None if config.disable_fastapi_docs else "/openapi.json",
     )
     app.state.serving = Serving(llm, config)
     install_error_handlers(app)
     for module in ROUTES:
+    if not config.disable_fastapi_docs:
+        app.include_router(page.docs_router)
+    if config.page:
+        app.state.engine_state = engine_state.EngineState(llm)
+        app.include_router(engine_state.router)
+        app.include_router(page.router)
         app.include_router(module.router)
     _wrap(app, config)
     return app

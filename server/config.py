@@ -43,7 +43,10 @@ class ServerConfig:
       request_body_timeout: seconds for it to send the body.
       slow_reader_timeout: seconds after which a client that takes no more of its answer is dropped.
       keep_alive_timeout: seconds that an idle connection is kept.
-      disable_fastapi_docs: no /docs, /redoc and /openapi.json.
+      disable_fastapi_docs: no /docs and no /openapi.json.
+      page: serve the page at /, with a playground and a live view of the engine, and /engine/state, which feeds it.
+      enable_public_page: with keys, let browsers load the page and /docs without one, since they have no way to send it
+        with a link. Both are files without data: what they show needs a key, which the page asks for.
       generation_config: where sampling parameters come from that requests leave out: "auto" is the model's
         generation_config.json, "vllm" is OpenAI's defaults, else a folder with such a file. Read are temperature,
         top_k, top_p, min_p, repetition_penalty and max_new_tokens; the last bounds every request.
@@ -84,6 +87,8 @@ class ServerConfig:
     slow_reader_timeout: float = 60.0
     keep_alive_timeout: int = 5
     disable_fastapi_docs: bool = False
+    page: bool = True
+    enable_public_page: bool = False
     generation_config: str = "auto"
     override_generation_config: Mapping[str, Any] | None = None
     shutdown_timeout: float = 30.0

@@ -11,6 +11,7 @@ import uuid
 from typing import Any
 from urllib.parse import urlsplit
 
+from server import page
 from server.api_keys import ApiKeys
 from server.config import ServerConfig
 from server.errors import RETRY_SECONDS, APIError, error_response, logger
@@ -69,8 +70,9 @@ class Gate:
     def __init__(self, app: Any, config: ServerConfig, keys: ApiKeys | None):
         self._app, self._keys, self._limit = app, keys, config.limit_concurrency
         self._isolate = keys is not None and len(keys) > 1 and config.isolate_api_keys
-        root = config.root_path.rstrip("/")
-        self._open = OPEN_PATHS | {root + path for path in OPEN_PATHS}
+        self._root = config.root_path.rstrip("/")
+        paths = OPEN_PATHS | page.FILES.keys() if config.enable_public_page else OPEN_PATHS
+        self._open = paths | {self._root + path for path in paths}
         self._origins = frozenset(config.allowed_origins)
         self._only_local_names = keys is None and config.host in _LOCAL_HOSTS
         self._running = 0

@@ -151,7 +151,17 @@ class FakeEngine:
             msgspec.structs.replace(describe(sample, now), status="running", num_blocks=len(table))
             for sample, table in zip(samples, tables, strict=True)
         ]
-        return EngineSnapshot(self.config.block_size, self.num_blocks, len(told), 0, told, owners, blocks)
+        return EngineSnapshot(
+            block_size=self.config.block_size,
+            num_blocks=self.num_blocks,
+            num_used_blocks=self.num_blocks - self.num_free,
+            num_cached_blocks=0,
+            num_running=len(told),
+            num_waiting=0,
+            requests=told,
+            owners=owners,
+            blocks=blocks,
+        )
 
     def step(self) -> list[RequestUpdate]:
         if self.delay:

@@ -53,7 +53,8 @@ class EngineSnapshot(msgspec.Struct, frozen=True):
 
     Attributes:
       block_size: tokens in a block.
-      num_blocks: blocks of the pool.
+      num_blocks, num_used_blocks, num_cached_blocks: blocks of the pool; those that requests hold; those that nobody
+        holds, but that can be found as a prefix.
       num_running, num_waiting: samples with a slot, and without.
       requests: the running ones in their order, then the first MAX_WAITING of those that wait.
       owners: sets of indexes into `requests`, in ascending order.
@@ -62,6 +63,8 @@ class EngineSnapshot(msgspec.Struct, frozen=True):
 
     block_size: int
     num_blocks: int
+    num_used_blocks: int
+    num_cached_blocks: int
     num_running: int
     num_waiting: int
     requests: list[RequestSnapshot]
@@ -77,6 +80,8 @@ def snapshot(scheduler: Scheduler) -> EngineSnapshot:
     return EngineSnapshot(
         block_size=pool.block_size,
         num_blocks=pool.num_blocks,
+        num_used_blocks=pool.num_used_blocks,
+        num_cached_blocks=pool.num_cached_blocks,
         num_running=scheduler.num_running,
         num_waiting=scheduler.num_waiting,
         requests=[describe(request, now) for request in (*running, *waiting)],

@@ -28,7 +28,8 @@ def check(driver: Driver) -> EngineSnapshot:
             tables[index].append(block)
     assert tables == {i: sorted(r.block_ids) for i, r in enumerate(scheduler.running)}
     assert codes.count(FREE) == pool.num_free_blocks
-    assert codes.count(CACHED) == pool.num_cached_blocks
+    assert codes.count(CACHED) == snap.num_cached_blocks == pool.num_cached_blocks
+    assert len(codes) - codes.count(FREE) - codes.count(CACHED) == snap.num_used_blocks == pool.num_used_blocks
     assert {b for b, code in enumerate(codes, start=1) if code == CACHED} <= set(pool.findable_blocks)
     assert len(set(map(tuple, snap.owners))) == len(snap.owners), "a set twice"
     assert set(codes) - {FREE, CACHED} == set(range(FIRST_OWNERS, FIRST_OWNERS + len(snap.owners))), "a set unused"
