@@ -36,22 +36,21 @@ def create_app(llm: AsyncLLM, config: ServerConfig) -> FastAPI:
     app = FastAPI(
         title="jaxpaged",
         version=__version__,
-        root_path=config.root_path,
+        lifespan=lifespan,
         docs_url=None,  # FastAPI's loads scripts from elsewhere: ours is in `routes.page`
         redoc_url=None,
-        lifespan=lifespan,
         openapi_url=None if config.disable_fastapi_docs else "/openapi.json",
     )
     app.state.serving = Serving(llm, config)
     install_error_handlers(app)
     for module in ROUTES:
+        app.include_router(module.router)
     if not config.disable_fastapi_docs:
         app.include_router(page.docs_router)
     if config.page:
         app.state.engine_state = engine_state.EngineState(llm)
         app.include_router(engine_state.router)
         app.include_router(page.router)
-        app.include_router(module.router)
     _wrap(app, config)
     return app
 

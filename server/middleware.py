@@ -15,6 +15,7 @@ from server import page
 from server.api_keys import ApiKeys
 from server.config import ServerConfig
 from server.errors import RETRY_SECONDS, APIError, error_response, logger
+from server.http_watch import HttpWatch
 
 # Probes must work without a key and under any load; everything else is denied by default.
 OPEN_PATHS = frozenset({"/health", "/ping", "/version"})
@@ -30,38 +31,42 @@ class Answers:
     And HEAD is answered as GET: the HTTP server leaves out the body.
     """
 
-    def __init__(self, app: Any):
-        self._app = app
+    def __init__(self, app: Any, watch: HttpWatch):
+        self._app, self._watch = app, watch
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given = header(scope, b"x-request-id")
+        app, given = self._app, header(scope, b"x-request-id")
         if not _REQUEST_ID.fullmatch(given):
-            error = APIError(400, "X-Request-Id must be at most 256 printable ASCII characters")
-            await error_response(error)(scope, receive, send)
-            return
+            app, given = (
+                error_response(APIError(400, "X-Request-Id must be at most 256 printable ASCII characters")),
+                b"",
+            )
         request_id = given.decode("ascii") or uuid.uuid4().hex
         scope.setdefault("state", {})["request_id"] = request_id
+        watched = self._watch.begin(scope, request_id)
         if scope["method"] == "HEAD":
             scope = {**scope, "method": "GET"}
-        started = False
+        status: int | None = None
 
         async def send_with_id(message: Any) -> None:
-            nonlocal started
-            if not started:
-                started = True
+            nonlocal status
+            if status is None:
+                status = message["status"]
                 message = {**message, "headers": [*message["headers"], (b"x-request-id", request_id.encode())]}
             await send(message)
 
         try:
-            await self._app(scope, receive, send_with_id)
+            await app(scope, receive, send_with_id)
         except Exception as e:
-            if started:
+            if status is not None:
                 raise
             logger.exception("request %s failed", request_id)
             await error_response(e)(scope, receive, send_with_id)
+        finally:
+            self._watch.end(watched, status)
 
 
 class Gate:
@@ -78,6 +83,8 @@ class Gate:
         self._running = 0
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if self._root:  # routes are found with and without it: a proxy may strip it or not
+            scope = {**scope, "root_path": self._root}
         if scope["type"] == "lifespan" or (scope["type"] == "http" and scope["path"] in self._open):
             await self._app(scope, receive, send)
             return
