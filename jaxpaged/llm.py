@@ -13,12 +13,13 @@ import msgspec
 import numpy as np
 
 from jaxpaged.config import engine_config
+from jaxpaged.core.pooling_params import PoolingKind, PoolingParams
 from jaxpaged.core.request import Request
 from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.engine.load import load_engine
 from jaxpaged.engine.output import RequestOutput
 from jaxpaged.engine.output_processor import OutputProcessor
-from jaxpaged.errors import InvalidRequestError, QueueFullError
+from jaxpaged.errors import InvalidRequestError, ModelError, QueueFullError
 from jaxpaged.progress import ProgressBars, progress_bar
 from jaxpaged.text.bad_words import bad_word_ids
 from jaxpaged.text.chat import render_chat
@@ -120,6 +121,41 @@ class LLM:
         params = _as_params(sampling_params, len(ids))
         return self._run(ids, [None] * len(ids), params, cache_salt, priority, use_tqdm)
 
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling: PoolingKind | None = None,
+        dimensions: int | None = None,
+        normalize: bool = True,
+        *,
+        cache_salt: str | Sequence[str | None] | None = None,
+        priority: int | Sequence[int] = 0,
+        use_tqdm: bool = True,
+    ) -> np.ndarray:
+        """The embeddings of the prompts: float32 `[number of prompts, dimensions]`, in order.
+
+        They are made of hidden states after the final norm, by the same engine and in the same steps as text.
+
+        Args:
+          prompts, cache_salt, priority: as for `generate`.
+          pooling: "last" takes the last prompt token's hidden state, "mean" the mean over the prompt. None: as the
+            model's files say, else "last".
+          dimensions: keep the first so many numbers, and then normalize. None: all.
+          normalize: scale to unit L2 norm.
+
+        Raises:
+          InvalidRequestError: a prompt or an argument is wrong; nothing has been started then.
+          UnsupportedError: the model's own way of pooling is wanted, and it is none that we have.
+        """
+        wanted = PoolingParams(pooling=pooling, dimensions=dimensions, normalize=normalize)
+        batch = _as_batch(prompts)
+        params = [SamplingParams(output_kind="final", detokenize=False)] * len(batch)
+        ids = [self.tokenizer.encode(p) if isinstance(p, str) else _as_ids(p) for p in batch]
+        outputs = self._run(ids, [None] * len(ids), params, cache_salt, priority, use_tqdm, wanted)
+        if not outputs:
+            return np.zeros((0, dimensions or self.engine.hidden_size), np.float32)
+        return np.stack([_vector(output) for output in outputs])
+
     @property
     def params(self) -> Any:
         """The model's weights, a pytree of arrays as the Flax module takes it."""
@@ -143,13 +179,21 @@ class LLM:
         cache_salt: str | Sequence[str | None] | None,
         priority: int | Sequence[int],
         use_tqdm: bool,
+        pooling: PoolingParams | None = None,
     ) -> list[RequestOutput]:
         salts, priorities = _each("cache_salt", cache_salt, len(ids)), _each("priority", priority, len(ids))
-        requests = list(map(self._make_request, ids, params, salts, priorities))
+        requests = list(map(self._make_request, ids, params, salts, priorities, itertools.repeat(pooling)))
         with self._lock:
             return self._drive(requests, texts, use_tqdm)
 
-    def _make_request(self, ids: list[int], params: SamplingParams, cache_salt: str | None, priority: int) -> Request:
+    def _make_request(
+        self,
+        ids: list[int],
+        params: SamplingParams,
+        cache_salt: str | None,
+        priority: int,
+        pooling: PoolingParams | None,
+    ) -> Request:
         wanted = params.structured_outputs
         return self.engine.make_request(
             f"{next(self._ids)}",
@@ -159,6 +203,7 @@ class LLM:
             priority=priority,
             bad_word_ids=bad_word_ids(self.tokenizer, params.bad_words),
             grammar=self._grammars.compile(wanted, ignore_eos=params.ignore_eos) if wanted is not None else None,
+            pooling=pooling,
         )
 
     def _drive(self, requests: list[Request], texts: list[str | None], use_tqdm: bool) -> list[RequestOutput]:
@@ -166,7 +211,9 @@ class LLM:
         finished: dict[str, RequestOutput] = {}
         try:
             waiting = deque(zip(requests, texts, strict=True))
-            with progress_bar(total=len(requests), desc="Generating", unit="req", disable=not use_tqdm) as bar:
+            embeds = bool(requests) and requests[0].pooling is not None
+            what = "Embedding" if embeds else "Generating"
+            with progress_bar(total=len(requests), desc=what, unit="req", disable=not use_tqdm) as bar:
                 while len(finished) < len(requests):
                     self._add(waiting, processor)
                     outputs, stopped = processor.process(self.engine.step())
@@ -220,6 +267,13 @@ def _as_ids(prompt: Any) -> list[int]:
     if not isinstance(prompt, Sequence) or isinstance(prompt, (bytes, bytearray)):
         raise InvalidRequestError(f"prompt {prompt!r} is neither text nor a list of token ids", param="prompt")
     return list(prompt)
+
+
+def _vector(output: RequestOutput) -> np.ndarray:
+    """The embedding of an output. There is none if the hidden states are not finite."""
+    if output.embedding is None:
+        raise ModelError(f"no embedding could be made: {output.stop_reason}")
+    return output.embedding
 
 
 def _as_params(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:

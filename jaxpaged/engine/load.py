@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from jaxpaged import models
 from jaxpaged.checkpoint.load import load_params
+from jaxpaged.checkpoint.pooling import model_pooling
 from jaxpaged.checkpoint.source import ModelSource, eos_token_ids, open_model
 from jaxpaged.config import EngineConfig, resolve
 from jaxpaged.core.block_manager import BlockManager
@@ -64,6 +65,7 @@ def load_engine(config: EngineConfig, progress: Progress | None = None) -> tuple
         config,
         vocab_size=vocab_size,
         eos_token_ids=eos,
+        pooling=model_pooling(source),
         progress=progress,
     )
     return engine, tokenizer
@@ -87,6 +89,7 @@ def build_engine(
     *,
     vocab_size: int,
     eos_token_ids: tuple[int, ...] = (),
+    pooling: str = "last",
     progress: Progress | None = None,
 ) -> Engine:
     """An engine for a module and its params, compiled if `config.warmup`.
@@ -94,6 +97,7 @@ def build_engine(
     Args:
       config: resolved options, whose `logits_processors` have been checked.
       vocab_size: ids from there on are neither accepted in prompts nor produced.
+      pooling: the model's own way, by name.
     """
     use_persistent_cache(config.compilation_cache_dir)
     assert config.max_num_seqs and config.max_num_batched_tokens and config.max_model_len
@@ -115,7 +119,7 @@ def build_engine(
     if config.warmup:
         runner.warm_up(_stage(progress, "warm-up"))
     config = dataclasses.replace(config, num_kv_blocks=num_blocks)
-    return Engine(scheduler, runner, config, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
+    return Engine(scheduler, runner, config, vocab_size=vocab_size, eos_token_ids=eos_token_ids, pooling=pooling)
 
 
 def _cut_to_fit(config: EngineConfig, model: ModelConfig) -> EngineConfig:

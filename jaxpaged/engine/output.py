@@ -158,6 +158,7 @@ class RequestOutput:
       metrics: its times.
       prompt_logprobs: a record a prompt token, the first one None; None if not asked for, or if the request ended
         (by an abort, say) before all were known. Of the deltas only the first has it.
+      embedding: the vector that was asked for in place of text, float32; None if none was, or it could not be made.
     """
 
     request_id: str
@@ -168,6 +169,7 @@ class RequestOutput:
     num_cached_tokens: int
     metrics: RequestMetrics
     prompt_logprobs: list[PositionLogprobs | None] | None = None
+    embedding: np.ndarray | None = None
 
     @property
     def text(self) -> str:

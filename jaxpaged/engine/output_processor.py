@@ -7,6 +7,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from jaxpaged.core.request import Request
 from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.core.step import RequestUpdate
@@ -146,6 +148,7 @@ class _LiveRequest:
         self._prompt_sent = False
         self._compared = params.num_samples > params.n  # only the best are sent, so nothing before the end
         self._num_cached_tokens = 0
+        self._embedding: np.ndarray | None = None
         self._metrics = RequestMetrics(request.arrival_time)
         self._num_unfinished = count
 
@@ -167,6 +170,8 @@ class _LiveRequest:
         """
         if update.prompt_logprobs and self._prompt_description is not None:
             self._prompt_description.add(update.prompt_logprobs)
+        if update.embedding is not None:
+            self._embedding = np.frombuffer(update.embedding, "<f4")
         sample = self._samples[update.index]
         if sample.finish_reason is not None:
             return False
@@ -239,6 +244,7 @@ class _LiveRequest:
             self._num_cached_tokens,
             self._metrics,
             self._prompt_output(once=kind == "delta"),
+            self._embedding,
         )
         for sample in changed:
             sample.mark_sent()
