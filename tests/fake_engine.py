@@ -8,17 +8,26 @@ import time
 from collections.abc import Callable, Sequence
 
 import msgspec
+import numpy as np
 
 from jaxpaged.config import EngineConfig
+from jaxpaged.core.pooling_params import PoolingParams
 from jaxpaged.core.request import Grammar, Request
 from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.core.snapshot import EngineSnapshot, block_map, describe
 from jaxpaged.core.step import RequestUpdate, TokenLogprobs
-from jaxpaged.engine.checks import check_params, check_scheduling, checked_prompt
+from jaxpaged.engine.checks import check_params, check_scheduling, checked_pooling, checked_prompt
 from jaxpaged.engine.stats import EngineStats
 from jaxpaged.errors import QueueFullError, RequestTooLargeError
 
+HIDDEN_SIZE = 16
+
 Script = Sequence[int] | Callable[[Request], Sequence[int]]
+
+
+def hidden_state(token_ids: Sequence[int]) -> np.ndarray:
+    """What stands for the hidden states of a prompt."""
+    return np.random.default_rng(list(token_ids)).standard_normal(HIDDEN_SIZE)
 
 
 class FakeEngine:
@@ -39,6 +48,7 @@ class FakeEngine:
       live: samples that run, by request id and index.
       requests: all that were added, in order.
       added, aborted: request ids, in order.
+      pooling: how "the model" pools; every embedding is `hidden_state` of the prompt, cut and scaled.
       counts: what `stats` tells that does not follow from the above, by name; may be set.
     """
 
@@ -69,6 +79,7 @@ class FakeEngine:
         self.added: list[str] = []
         self.aborted: list[str] = []
         self.num_programs, self.num_compilations = 3, 0
+        self.hidden_size, self.pooling = HIDDEN_SIZE, "last"
         self.counts = {"num_steps": 0, "num_prompt_tokens": 0, "num_generated_tokens": 0, "schedule_seconds": 0.0}
 
     @property
@@ -96,14 +107,17 @@ class FakeEngine:
         priority: int = 0,
         bad_word_ids: Sequence[Sequence[int]] = (),
         grammar: Grammar | None = None,
+        pooling: PoolingParams | None = None,
         arrival_time: float | None = None,
     ) -> Request:
         assert self.config.max_model_len is not None
         check_scheduling(priority, cache_salt, self.config)
         check_params(params, self.config, self.vocab_size, bad_word_ids)
+        if pooling is not None:
+            pooling = checked_pooling(pooling, params, hidden_size=self.hidden_size, default=self.pooling)
         return Request(
             request_id,
-            checked_prompt(prompt_token_ids, params, self.config, self.vocab_size),
+            checked_prompt(prompt_token_ids, params, self.config, self.vocab_size, generates=pooling is None),
             params,
             max_model_len=self.config.max_model_len,
             eos_token_ids=self.eos_token_ids,
@@ -111,6 +125,7 @@ class FakeEngine:
             priority=priority,
             bad_word_ids=bad_word_ids,
             grammar=grammar,
+            pooling=pooling,
             arrival_time=arrival_time,
         )
 
@@ -198,6 +213,9 @@ class FakeEngine:
         if params.prompt_logprobs is not None and sample.index == 0 and not sample.num_output_tokens:
             prompt = sample.prompt_token_ids[1:]
             update.prompt_logprobs = [self._logprobs(token, params.prompt_logprobs) for token in prompt]
+        if sample.pooling is not None:
+            update.embedding = sample.pooling.vector(hidden_state(sample.prompt_token_ids), 1).tobytes()
+            return self._end(sample, update, "stop")
         if params.max_tokens == 0:
             return self._end(sample, update, "length")
         update.logprobs = None if params.logprobs is None and params.num_samples == params.n else []
