@@ -16,6 +16,7 @@ import uvicorn
 import jaxpaged
 from jaxpaged import LLM, LogitsProcessor, SamplingParams, StructuredOutputs
 from jaxpaged.engine.async_llm import AsyncLLM
+from jaxpaged.engine.core_client import InProcessClient
 from jaxpaged.errors import ConfigError, InvalidRequestError, ModelNotFoundError, RequestTooLargeError
 from server.app import create_app
 from server.config import ServerConfig
@@ -48,7 +49,7 @@ def llm(folder):
 @pytest.fixture(scope="module")
 def server(llm):
     """The HTTP server over the same engine, once the offline tests are done with it."""
-    front = AsyncLLM(llm.engine, llm.tokenizer)
+    front = AsyncLLM(InProcessClient(llm.engine, llm.tokenizer), llm.tokenizer)
     config = uvicorn.Config(
         create_app(front, ServerConfig(served_model_name=("tiny",))), port=0, log_level="critical", ws="none"
     )

@@ -109,7 +109,7 @@ class Step:
     dropped: list[int] = field(default_factory=list)  # keys of host copies that nobody will ask for
 
 
-class TokenLogprobs(msgspec.Struct, frozen=True):
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Log-probabilities at one position of a prompt or output.
 
     Attributes:
@@ -145,7 +145,7 @@ class StepResult:
     pooled: list[np.ndarray] = field(default_factory=list)
 
 
-class RequestUpdate(msgspec.Struct):
+class RequestUpdate(msgspec.Struct, array_like=True):
     """What a step did to one sample of a request, for whoever turns tokens into text.
 
     Attributes:

@@ -1,30 +1,30 @@
-"""The engine for asyncio: a thread runs its loop, and each request is an async stream of outputs.
+"""The front of an engine for asyncio: each request is an async stream of outputs.
 
-The engine thread only schedules and launches. What a request needs before it runs in other threads; detokenizing, in
-the event loop that reads the stream, so that it overlaps the device's work on the next step.
+The engine runs in its core, behind a client. What a request needs before it runs in threads of `Preparation`;
+detokenizing, in the event loop that reads the stream, so that it overlaps the device's work on the next step.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
-import queue
-import threading
-from collections import deque
+import os
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 from jaxpaged.config import EngineConfig
-from jaxpaged.core.request import Request
+from jaxpaged.core.pooling_params import PoolingParams
 from jaxpaged.core.sampling_params import SamplingParams
-from jaxpaged.core.step import RequestUpdate
-from jaxpaged.engine.engine_like import EngineLike
+from jaxpaged.core.snapshot import EngineSnapshot
+from jaxpaged.engine.calls import Calls
+from jaxpaged.engine.core_client import EngineCoreClient
+from jaxpaged.engine.delivery import Delivery
+from jaxpaged.engine.messages import Answer, FromCore, Refused, Updates
+from jaxpaged.engine.observer import Observer, Observers
 from jaxpaged.engine.output import RequestOutput
-from jaxpaged.engine.output_processor import OutputProcessor
-from jaxpaged.engine.output_stream import OutputStream
 from jaxpaged.engine.preparation import Preparation, PreparedRequest
+from jaxpaged.engine.stats import EngineStats
 from jaxpaged.errors import EngineDeadError
 
 if TYPE_CHECKING:
@@ -34,48 +34,63 @@ logger = logging.getLogger(__name__)
 
 
 class AsyncLLM:
-    """Serves one engine to coroutines. Use `shutdown` or `close` at the end.
+    """Serves an engine to coroutines. Use `shutdown` or `close` at the end.
 
     Attributes:
       tokenizer: the model's tokenizer.
       error: what killed the engine; None while it lives.
+      observers: are told what happens; more may be added.
     """
 
     def __init__(
-        self, engine: EngineLike, tokenizer: Tokenizer, *, on_death: Callable[[BaseException], None] | None = None
+        self,
+        client: EngineCoreClient,
+        tokenizer: Tokenizer,
+        *,
+        observer: Observer | None = None,
+        on_death: Callable[[BaseException], None] | None = None,
     ):
-        """Starts the engine thread.
+        """Starts to talk to the engine's cores.
 
         Args:
-          engine: driven by that thread alone from now on.
-          on_death: called once, in the engine thread, if the engine fails.
+          client: of the cores; closed with this.
+          observer: is told what happens, in the event loop.
+          on_death: called once, in a thread of the client's, if the engine fails.
         """
         self.tokenizer = tokenizer
         self.error: BaseException | None = None
-        self._engine, self._on_death = engine, on_death
-        self._processor = OutputProcessor(tokenizer, in_slices=True)
-        self._behind: dict[asyncio.AbstractEventLoop, deque[str]] = {}  # ids that wait for `_describe`
-        self._streams: dict[str, OutputStream] = {}  # by internal id
+        self.observers = Observers(*([] if observer is None else [observer]))
+        self._client, self._on_death = client, on_death
         self._closing = False
-        self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._preparation = Preparation(engine, tokenizer)
-        self._thread = threading.Thread(target=self._run, name="jaxpaged-engine", daemon=True)
-        self._thread.start()
+        self._preparation = Preparation(client, tokenizer)
+        self._delivery = Delivery(client, tokenizer, self.observers)
+        self._calls = Calls(client)
+        client.start(self._receive, self._die)
 
     @property
     def config(self) -> EngineConfig:
         """The engine's resolved options."""
-        return self._engine.config
+        return self._client.config
+
+    @property
+    def vocab_size(self) -> int:
+        """Prompts may hold ids below it."""
+        return self._client.vocab_size
 
     @property
     def is_healthy(self) -> bool:
         """Whether new requests will be served."""
-        return self.error is None and not self._closing and self._thread.is_alive()
+        return self.error is None and not self._closing and self._client.is_alive
 
     @property
     def num_unfinished(self) -> int:
         """Requests submitted and not yet ended."""
-        return len(self._streams)
+        return len(self._delivery.streams)
+
+    @property
+    def stats(self) -> list[EngineStats]:
+        """The latest of each core."""
+        return list(self._delivery.stats)
 
     async def generate(
         self,
@@ -110,11 +125,13 @@ class AsyncLLM:
         add_special_tokens: bool = True,
         cache_salt: str | None = None,
         priority: int = 0,
+        pooling: PoolingParams | None = None,
     ) -> PreparedRequest:
         """Tokenizes and checks a request without starting it; arguments and errors as in `generate`.
 
         Args:
           add_special_tokens: let the tokenizer add its own (BOS, as a rule) to a text.
+          pooling: for one vector of the prompt, instead of a continuation.
         """
         self._check_alive()
         return await self._preparation.request(
@@ -124,7 +141,31 @@ class AsyncLLM:
             add_special_tokens=add_special_tokens,
             cache_salt=cache_salt,
             priority=priority,
+            pooling=pooling,
         )
+
+    async def stream(self, prepared: PreparedRequest) -> AsyncGenerator[RequestOutput, None]:
+        """Submits a request and yields its outputs. A reader that is slow gets several deltas merged into one."""
+        self._check_alive()
+        stream = self._delivery.open(prepared)
+        try:
+            core = self._client.add(prepared.message)
+            self._delivery.sent(prepared, stream, core)
+            self._check_alive()  # whatever ended since the first check, in another thread, may have missed this stream
+            while True:
+                output = await stream.get()
+                yield output
+                if output.finished:
+                    return
+        finally:
+            self._delivery.forget(prepared.request.request_id)
+
+    def abort(self, request_id: str) -> int:
+        """Ends all live requests that carry this id, with finish_reason "abort". Returns how many.
+
+        A request that is submitted later under the same id is not touched.
+        """
+        return self._delivery.abort_all(request_id)
 
     async def render_chat(self, messages: Sequence[Any], /, **options: Any) -> list[int]:
         """`text.chat.render_chat` off the event loop."""
@@ -138,57 +179,61 @@ class AsyncLLM:
         """
         return await self._preparation.prompt_text(prepared, as_given=as_given)
 
-    async def stream(self, prepared: PreparedRequest) -> AsyncGenerator[RequestOutput, None]:
-        """Submits a request and yields its outputs. A reader that is slow gets several deltas merged into one."""
-        self._check_alive()
-        request = prepared.request
-        merge = request.params.output_kind == "delta"
-        stream = OutputStream(prepared.external_id, asyncio.get_running_loop(), merge=merge)
-        self._processor.add(request, prepared.prompt, prepared.prompt_offsets)
-        self._streams[request.request_id] = stream
-        self._inbox.put(lambda: self._add(request))
-        try:
-            self._check_alive()  # whatever ended since the first check, in another thread, may have missed this stream
-            while True:
-                output = await stream.get()
-                yield output
-                if output.finished:
-                    return
-        finally:
-            self._forget(request.request_id)
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The tokens of a text, off the event loop."""
+        return await self._preparation.encode(text, add_special_tokens=add_special_tokens)
 
-    def abort(self, request_id: str) -> int:
-        """Ends all live requests that carry this id, with finish_reason "abort". Returns how many.
+    async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of tokens, off the event loop.
 
-        A request that is submitted later under the same id is not touched.
+        Raises:
+          InvalidRequestError: one is outside the vocabulary.
         """
-        named = [(i, stream) for i, stream in list(self._streams.items()) if stream.external_id == request_id]
-        for internal_id, stream in named:
-            stream.call(functools.partial(self._deliver_abort, internal_id))
-        return len(named)
+        return await self._preparation.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    async def reset_prefix_cache(self) -> None:
+        """Forgets every cached prefix. Live requests go on."""
+        await self._call("reset_prefix_cache")
+
+    async def snapshot(self) -> list[EngineSnapshot]:
+        """What each core holds, between two of its steps."""
+        return await self._call("snapshot")
+
+    async def start_profile(self, folder: str) -> None:
+        """Records what the device does; of several cores, each into a folder of its own there."""
+        if self._client.num_cores == 1:
+            await self._calls.one(0, "start_profile", folder)
+        else:
+            cores = range(self._client.num_cores)
+            await asyncio.gather(
+                *(self._calls.one(i, "start_profile", os.path.join(folder, f"core-{i}")) for i in cores)
+            )
+
+    async def stop_profile(self) -> None:
+        """Writes the record to its folder."""
+        await self._call("stop_profile")
 
     async def shutdown(self, timeout: float | None = 30.0) -> None:
-        """Refuses new requests, waits up to `timeout` seconds for live ones, aborts the rest, stops the thread."""
+        """Refuses new requests, waits up to `timeout` seconds for live ones, aborts the rest, ends the cores."""
         self._closing = True
         loop = asyncio.get_running_loop()
         deadline = None if timeout is None else loop.time() + timeout
-        while self._streams and self.error is None and (deadline is None or loop.time() < deadline):
+        while self.num_unfinished and self.error is None and (deadline is None or loop.time() < deadline):
             await asyncio.sleep(0.02)
-        for internal_id, stream in list(self._streams.items()):
-            stream.call(functools.partial(self._deliver_abort, internal_id))
+        self._delivery.abort_all()
         await asyncio.sleep(0)  # let their readers see it
         await loop.run_in_executor(None, self.close)
 
     def close(self) -> None:
-        """Stops the threads after the current step; requests that are still live fail."""
+        """Ends the cores; requests that are still live fail."""
         self._closing = True
         self._preparation.close()
-        self._inbox.put(None)
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+        self._client.close()
         self._fail_all(EngineDeadError("the engine was shut down"))
 
-    # Below, in the event loop's thread.
+    async def _call(self, method: str) -> list[Any]:
+        self._check_alive()
+        return await self._calls.every_core(method)
 
     def _check_alive(self) -> None:
         if not self.is_healthy:
@@ -201,112 +246,23 @@ class AsyncLLM:
         error.__cause__ = self.error
         return error
 
-    def _deliver(self, updates: list[RequestUpdate]) -> None:
-        self._hand_out(*self._processor.process(updates))
-        behind = [u.request_id for u in updates if u.prompt_logprobs]
-        if behind:
-            loop = asyncio.get_running_loop()
-            if loop not in self._behind:
-                self._behind[loop] = deque()
-                loop.call_soon(self._describe, loop)
-            self._behind[loop] += behind
+    # Below, in threads of the client's.
 
-    def _describe(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Describes a slice of prompt log-probabilities; before the next one others have their turn."""
-        behind = self._behind[loop]
-        self._hand_out(*self._processor.describe(behind[0]))
-        if not self._processor.is_behind(behind[0]):
-            behind.popleft()
-        if behind:
-            loop.call_soon(self._describe, loop)
-        else:
-            del self._behind[loop]
+    def _receive(self, core: int, message: FromCore) -> None:
+        if isinstance(message, Updates):
+            self._delivery.receive_updates(core, message)
+        elif isinstance(message, Refused):
+            self._delivery.receive_refusal(message)
+        elif isinstance(message, Answer):
+            self._calls.answer(message)
 
-    def _hand_out(self, outputs: list[RequestOutput], to_abort: list[tuple[str, int | None]]) -> None:
-        for internal_id, index in to_abort:
-            self._abort_in_engine(internal_id, index)
-        for output in outputs:
-            stream = self._streams.get(output.request_id)
-            if stream is not None:
-                self._put(stream, output, output.request_id)
-
-    def _deliver_abort(self, internal_id: str) -> None:
-        output = self._processor.abort(internal_id)
-        stream = self._streams.get(internal_id)
-        if output is not None and stream is not None:
-            self._put(stream, output, internal_id)
-            self._abort_in_engine(internal_id)
-
-    def _put(self, stream: OutputStream, output: RequestOutput, internal_id: str) -> None:
-        output.request_id = stream.external_id
-        stream.put(output)
-        if output.finished:
-            self._streams.pop(internal_id, None)
-
-    def _forget(self, internal_id: str) -> None:
-        """Ends a request that nobody reads any more; does nothing to one that has ended."""
-        if self._streams.pop(internal_id, None) is not None:
-            self._processor.abort(internal_id)
-            self._abort_in_engine(internal_id)
-
-    def _abort_in_engine(self, internal_id: str, index: int | None = None) -> None:
-        self._inbox.put(lambda: self._drop(internal_id, index))
-
-    # Below, in the engine thread.
-
-    def _run(self) -> None:
-        try:
-            while self._take_commands():
-                if self._engine.has_work:
-                    updates = self._engine.step()
-                    if updates:
-                        self._send(updates)
-        except BaseException as e:
-            self._die(e)
-
-    def _take_commands(self) -> bool:
-        """Runs what the event loops asked for; waits for it if there is nothing else to do. False: stop."""
-        while True:
-            try:
-                command = self._inbox.get(block=not self._engine.has_work)
-            except queue.Empty:
-                return True
-            if command is None:
-                return False
-            command()
-
-    def _add(self, request: Request) -> None:
-        try:
-            self._engine.add_request(request)
-        except Exception as e:
-            stream = self._streams.get(request.request_id)
-            if stream is not None:
-                stream.call(functools.partial(stream.fail, e))
-
-    def _drop(self, internal_id: str, index: int | None) -> None:
-        self._engine.abort(internal_id, index)
-
-    def _send(self, updates: list[RequestUpdate]) -> None:
-        """Hands updates to the event loops of their readers: one loop, as a rule."""
-        by_loop: dict[asyncio.AbstractEventLoop, list[RequestUpdate]] = {}
-        for update in updates:
-            stream = self._streams.get(update.request_id)
-            if stream is not None:
-                by_loop.setdefault(stream.loop, []).append(update)
-        for loop, theirs in by_loop.items():
-            try:
-                loop.call_soon_threadsafe(self._deliver, theirs)
-            except RuntimeError:  # that loop has been closed, its readers are gone
-                for update in theirs:
-                    self._forget(update.request_id)
-
-    def _die(self, error: BaseException) -> None:
-        self.error = error
-        logger.critical("the engine has failed; every request fails with it", exc_info=error)
-        self._fail_all(self._dead_error())
-        if self._on_death is not None:
+    def _die(self, core: int, error: BaseException) -> None:
+        first, self.error = self.error is None, self.error or error
+        logger.critical("engine core %d has failed; its requests fail with it", core, exc_info=error)
+        self._fail_all(self._dead_error(), core)
+        if first and self._on_death is not None:
             self._on_death(error)
 
-    def _fail_all(self, error: EngineDeadError) -> None:
-        for stream in list(self._streams.values()):
-            stream.call(functools.partial(stream.fail, error))
+    def _fail_all(self, error: EngineDeadError, core: int | None = None) -> None:
+        self._delivery.fail_all(error, core)
+        self._calls.fail_all(error)

@@ -1,4 +1,4 @@
-"""What the front of an engine needs of it: the engine itself, or one that stands for it."""
+"""What an engine core needs of its engine: the engine itself, or one that stands for it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from jaxpaged.config import EngineConfig
+from jaxpaged.core.pooling_params import PoolingParams
 from jaxpaged.core.request import Grammar, Request
 from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.core.step import RequestUpdate
+from jaxpaged.engine.stats import EngineStats
 
 
 class EngineLike(Protocol):
-    """What AsyncLLM needs of an engine. Only the engine thread calls `add_request`, `abort` and `step`."""
+    """`make_request` may be called in any thread; all else only in the one that steps."""
 
     @property
     def config(self) -> EngineConfig: ...
@@ -22,6 +24,10 @@ class EngineLike(Protocol):
     def vocab_size(self) -> int: ...
     @property
     def eos_token_ids(self) -> tuple[int, ...]: ...
+    @property
+    def num_programs(self) -> int: ...
+    @property
+    def stats(self) -> EngineStats: ...
     def make_request(
         self,
         request_id: str,
@@ -32,6 +38,7 @@ class EngineLike(Protocol):
         priority: int = 0,
         bad_word_ids: Sequence[Sequence[int]] = (),
         grammar: Grammar | None = None,
+        pooling: PoolingParams | None = None,
         arrival_time: float | None = None,
     ) -> Request: ...
     def add_request(self, request: Request) -> None: ...

@@ -10,10 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from jaxpaged.core.request import Grammar, Request
+from jaxpaged.core.pooling_params import PoolingParams
+from jaxpaged.core.request import Request
 from jaxpaged.core.sampling_params import SamplingParams
-from jaxpaged.engine.engine_like import EngineLike
-from jaxpaged.errors import EngineDeadError
+from jaxpaged.core.size_limits import check_length
+from jaxpaged.engine.checks import check_params, check_scheduling, checked_prompt
+from jaxpaged.engine.core_client import EngineCoreClient
+from jaxpaged.engine.messages import AddRequest
+from jaxpaged.errors import EngineDeadError, InvalidRequestError
 from jaxpaged.text.bad_words import bad_word_ids
 from jaxpaged.text.chat import render_chat
 from jaxpaged.text.detokenizer import prompt_text
@@ -30,7 +34,7 @@ class PreparedRequest:
     """A checked request that has not been submitted.
 
     Attributes:
-      request: under an id of its own, whatever id the caller gave.
+      request: as the front follows it, under an id of its own, whatever id the caller gave. The core makes its own.
       external_id: the caller's id, which outputs carry. It need not be unique.
       prompt: the text, if the prompt was given as text.
       prompt_offsets: where in its text each prompt token starts, if its log-probabilities are wanted.
@@ -41,6 +45,21 @@ class PreparedRequest:
     prompt: str | None
     prompt_offsets: list[int] | None = None
 
+    @property
+    def message(self) -> AddRequest:
+        """What its core is sent."""
+        request = self.request
+        return AddRequest(
+            request.request_id,
+            request.prompt_token_ids,
+            request.params,
+            request.arrival_time,
+            request.pooling,
+            request.cache_salt,
+            request.priority,
+            [list(ids) for ids in request.bad_word_ids],
+        )
+
 
 class Preparation:
     """Prepares requests: text in one thread, grammars that have not been seen before in another.
@@ -48,12 +67,12 @@ class Preparation:
     Its coroutines raise EngineDeadError once it is closed.
     """
 
-    def __init__(self, engine: EngineLike, tokenizer: Tokenizer):
-        self._engine, self._tokenizer = engine, tokenizer
+    def __init__(self, client: EngineCoreClient, tokenizer: Tokenizer):
+        self._client, self._tokenizer = client, tokenizer
         self._counter = itertools.count()
         self._closed = False
         self._text_pool = ThreadPoolExecutor(1, thread_name_prefix="jaxpaged-text")
-        self._grammars = GrammarCompiler(tokenizer, engine.vocab_size, engine.eos_token_ids)
+        self._grammars = client.grammars or GrammarCompiler(tokenizer, client.vocab_size, client.eos_token_ids)
         self._grammar_pool = ThreadPoolExecutor(1, thread_name_prefix="jaxpaged-grammar")  # slow ones delay no text
         self._grammar_pool.submit(self._grammars.prepare)  # if it fails, so does the first request with a grammar
 
@@ -66,24 +85,31 @@ class Preparation:
         add_special_tokens: bool,
         cache_salt: str | None,
         priority: int,
+        pooling: PoolingParams | None,
     ) -> PreparedRequest:
         """As `AsyncLLM.prepare`."""
         arrival_time = time.monotonic()
         number = next(self._counter)
         external_id = request_id if request_id is not None else f"request-{number}"
         internal_id = f"{external_id}#{number}"  # a client's id may come twice, or again while its abort is under way
-        grammar = await self._grammar(params)
+        await self._check_grammar(params)
         text = prompt if isinstance(prompt, str) else None
 
         def make() -> PreparedRequest:
-            request = self._engine.make_request(
+            client, bad_words = self._client, bad_word_ids(self._tokenizer, params.bad_words)
+            check_scheduling(priority, cache_salt, client.config)
+            check_params(params, client.config, client.vocab_size, bad_words)
+            token_ids = self._encode(prompt, params, add_special_tokens) if isinstance(prompt, str) else prompt
+            request = Request(
                 internal_id,
-                self._encode(prompt, params, add_special_tokens) if isinstance(prompt, str) else prompt,
+                self._checked_prompt(token_ids, params, generates=pooling is None),
                 params,
+                max_model_len=self._max_model_len,
+                eos_token_ids=client.eos_token_ids,
                 cache_salt=cache_salt,
                 priority=priority,
-                bad_word_ids=bad_word_ids(self._tokenizer, params.bad_words),
-                grammar=grammar,
+                bad_word_ids=bad_words,
+                pooling=pooling,
                 arrival_time=arrival_time,
             )
             offsets = None
@@ -107,6 +133,29 @@ class Preparation:
             self._text_pool, lambda: prompt_text(self._tokenizer, request.prompt_token_ids, prompt, request.params)
         )
 
+    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """As `AsyncLLM.encode`."""
+
+        def encode() -> list[int]:
+            self._tokenizer.check_length(text, self._max_model_len, cut=True)
+            return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+        return await self._off_loop(self._text_pool, encode)
+
+    async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """As `AsyncLLM.decode`."""
+
+        def decode() -> str:
+            size = self._client.vocab_size
+            for token in token_ids:
+                if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < size:
+                    raise InvalidRequestError(
+                        f"tokens hold {token!r:.80}, which is not a token id from 0 to {size - 1}", param="tokens"
+                    )
+            return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+        return await self._off_loop(self._text_pool, decode)
+
     def close(self) -> None:
         """Drops what waits, and lets nothing long go on."""
         self._closed = True
@@ -114,25 +163,31 @@ class Preparation:
         for pool in (self._text_pool, self._grammar_pool):
             pool.shutdown(wait=False, cancel_futures=True)
 
-    async def _grammar(self, params: SamplingParams) -> Grammar | None:
-        """What `structured_outputs` is compiled to. One that is known does not wait for those that are not."""
+    async def _check_grammar(self, params: SamplingParams) -> None:
+        """Tries out what `structured_outputs` says. One that is known does not wait for those that are not."""
         wanted, grammars = params.structured_outputs, self._grammars
         if wanted is None:
-            return None
+            return
         known = await self._off_loop(self._text_pool, lambda: grammars.find(wanted, ignore_eos=params.ignore_eos))
-        if known is not None:
-            return known
-        return await self._off_loop(self._grammar_pool, lambda: grammars.compile(wanted, ignore_eos=params.ignore_eos))
+        if known is None:
+            await self._off_loop(self._grammar_pool, lambda: grammars.compile(wanted, ignore_eos=params.ignore_eos))
 
     def _encode(self, prompt: str, params: SamplingParams, add_special_tokens: bool) -> list[int]:
         cut = params.truncate_prompt_tokens is not None
         self._tokenizer.check_length(prompt, self._max_model_len, cut=cut)
         return self._tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
 
+    def _checked_prompt(self, token_ids: Sequence[int], params: SamplingParams, *, generates: bool) -> list[int]:
+        config = self._client.config
+        prompt = checked_prompt(token_ids, params, config, self._client.vocab_size, generates=generates)
+        assert config.num_kv_blocks, "not resolved"
+        check_length(len(prompt), self._max_model_len, config.num_kv_blocks, config.block_size, new=int(generates))
+        return prompt
+
     @property
     def _max_model_len(self) -> int:
-        assert self._engine.config.max_model_len
-        return self._engine.config.max_model_len
+        assert self._client.config.max_model_len
+        return self._client.config.max_model_len
 
     async def _off_loop(self, pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
         try:

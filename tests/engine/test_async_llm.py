@@ -15,6 +15,7 @@ import pytest
 
 from jaxpaged.core.sampling_params import SamplingParams, StructuredOutputs
 from jaxpaged.engine.async_llm import AsyncLLM
+from jaxpaged.engine.core_client import InProcessClient
 from jaxpaged.errors import EngineDeadError, InvalidRequestError, QueueFullError, RequestTooLargeError
 from jaxpaged.text.bad_words import bad_word_ids
 from jaxpaged.text.grammar import GrammarCompiler
@@ -40,12 +41,12 @@ def play(engine: FakeEngine, test: Callable[[AsyncLLM], Coroutine[Any, Any, None
     """Runs a coroutine against an AsyncLLM, and checks that nothing is left behind."""
 
     async def main() -> None:
-        llm = AsyncLLM(engine, TOKENIZER, **options)
+        llm = AsyncLLM(InProcessClient(engine, TOKENIZER), TOKENIZER, **options)
         try:
             await asyncio.wait_for(test(llm), timeout=20)
         finally:
             await llm.shutdown(timeout=0)
-        assert llm.num_unfinished == 0 and not llm._thread.is_alive()
+        assert llm.num_unfinished == 0 and not llm._client._loop.is_alive()
 
     asyncio.run(main())
 
@@ -220,7 +221,7 @@ def test_shutdown_does_not_wait_for_grammars() -> None:
     ]
 
     async def main() -> None:
-        llm = AsyncLLM(fake(), TOKENIZER)
+        llm = AsyncLLM(InProcessClient(fake(), TOKENIZER), TOKENIZER)
         await collect(llm, "a", SamplingParams(structured_outputs=StructuredOutputs(regex="a")))
         tasks = [asyncio.ensure_future(collect(llm, "a", params)) for params in hard]
         await asyncio.sleep(0.1)
@@ -237,7 +238,7 @@ def test_shutdown_does_not_wait_for_grammars() -> None:
 
 def test_readers_in_other_event_loops_are_told_there() -> None:
     """By a shutdown in this one."""
-    llm, told = AsyncLLM(fake([5], delay=0.002), TOKENIZER), []
+    llm, told = AsyncLLM(InProcessClient(fake([5], delay=0.002), TOKENIZER), TOKENIZER), []
 
     async def read() -> None:
         told.extend([output.finish_reason async for output in llm.generate("x", LONG)])
@@ -245,8 +246,8 @@ def test_readers_in_other_event_loops_are_told_there() -> None:
     async def main() -> None:
         thread = threading.Thread(target=lambda: asyncio.run(read()))
         thread.start()
-        await until(lambda: bool(llm._streams))
-        (stream,) = llm._streams.values()
+        await until(lambda: bool(llm._delivery.streams))
+        (stream,) = llm._delivery.streams.values()
         put, threads = stream.put, []
         stream.put = lambda output: (threads.append(threading.current_thread()), put(output))
         await llm.shutdown(timeout=0)
@@ -267,8 +268,8 @@ def test_scores_of_long_prompts_delay_no_other_reader() -> None:
 
     async def test(llm: AsyncLLM) -> None:
         tasks, turns = [asyncio.ensure_future(score(llm)) for _ in range(2)], 0
-        await until(lambda: bool(llm._behind))
-        while llm._behind:
+        await until(lambda: bool(llm._delivery._behind))
+        while llm._delivery._behind:
             turns += 1
             await asyncio.sleep(0)
         assert turns > 30
@@ -428,7 +429,7 @@ def test_tokenizing_is_off_the_event_loop() -> None:
 
     async def main() -> None:
         tokenizer = Watched(TOKENIZER.hf, byte_level=True, chat_template=TOKENIZER.chat_template)
-        llm = AsyncLLM(fake(), tokenizer)
+        llm = AsyncLLM(InProcessClient(fake(), tokenizer), tokenizer)
         await collect(llm, "x")
         ids = await llm.render_chat([{"role": "user", "content": "hi"}])
         assert "hi" in TOKENIZER.decode(ids)
@@ -440,7 +441,7 @@ def test_tokenizing_is_off_the_event_loop() -> None:
 
 def test_shutdown_drains_then_refuses() -> None:
     async def main() -> None:
-        llm = AsyncLLM(fake(delay=0.001), TOKENIZER)
+        llm = AsyncLLM(InProcessClient(fake(delay=0.001), TOKENIZER), TOKENIZER)
         task = asyncio.ensure_future(collect(llm, "drain me"))
         await until(lambda: llm.num_unfinished == 1)
         await llm.shutdown(timeout=5)
@@ -456,7 +457,7 @@ def test_shutdown_aborts_what_takes_too_long() -> None:
     engine = fake([5], delay=0.01)
 
     async def main() -> None:
-        llm = AsyncLLM(engine, TOKENIZER)
+        llm = AsyncLLM(InProcessClient(engine, TOKENIZER), TOKENIZER)
         outputs = []
 
         async def read() -> None:
@@ -475,7 +476,7 @@ def test_shutdown_aborts_what_takes_too_long() -> None:
 
 
 def test_two_event_loops_one_after_the_other() -> None:
-    llm = AsyncLLM(fake(), TOKENIZER)
+    llm = AsyncLLM(InProcessClient(fake(), TOKENIZER), TOKENIZER)
     for prompt in ("one", "two"):
         assert asyncio.run(collect(llm, prompt)) == prompt
     llm.close()
@@ -491,7 +492,8 @@ def test_a_fault_in_one_requests_text_is_that_requests_alone() -> None:
     engine = fake(delay=0.001)
 
     async def main() -> None:
-        llm = AsyncLLM(engine, Broken(TOKENIZER.hf, byte_level=True))
+        tokenizer = Broken(TOKENIZER.hf, byte_level=True)
+        llm = AsyncLLM(InProcessClient(engine, tokenizer), tokenizer)
         broken, fine = [o async for o in llm.generate([5, 7, 8], SamplingParams())], await collect(llm, "fine")
         assert (broken[-1].finish_reason, broken[-1].token_ids) == ("error", [5])
         assert "no such token" in str(broken[-1].stop_reason) and fine == "fine"

@@ -12,6 +12,7 @@ import pytest
 from jaxpaged.core.request import Status
 from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.engine.async_llm import AsyncLLM
+from jaxpaged.engine.core_client import InProcessClient
 from tests import tiny_tokenizers
 from tests.engine.tiny import prompt
 
@@ -68,7 +69,7 @@ async def settled(llm: AsyncLLM, engine) -> None:
 
 def play(engine, test) -> None:
     async def main() -> None:
-        llm = AsyncLLM(engine, TOKENIZER)
+        llm = AsyncLLM(InProcessClient(engine, TOKENIZER), TOKENIZER)
         try:
             await asyncio.wait_for(test(llm), 300)
             assert llm.is_healthy

@@ -13,6 +13,7 @@ import pytest
 import uvicorn
 
 from jaxpaged.engine.async_llm import AsyncLLM
+from jaxpaged.engine.core_client import InProcessClient
 from server.app import create_app
 from server.config import ServerConfig
 from server.connection import uvicorn_options
@@ -92,7 +93,7 @@ class LiveServer(RunningServer):
     def __init__(self, tokenizer: TinyTokenizer, engine_options: dict[str, Any] | None = None, **server_options: Any):
         self.tokenizer = tokenizer
         self.engine = FakeEngine(echo, vocab_size=tokenizer.vocab_size, eos_token_ids=[EOS], **(engine_options or {}))
-        super().__init__(AsyncLLM(self.engine, tokenizer), **server_options)
+        super().__init__(AsyncLLM(InProcessClient(self.engine, tokenizer), tokenizer), **server_options)
 
     def play(self, script: Sequence[int] | Callable[[Any], Sequence[int]], **options: Any) -> FakeEngine:
         """Sets what the engine plays, and options of it."""

@@ -10,6 +10,7 @@ import pytest
 
 from jaxpaged.config import EngineConfig
 from jaxpaged.engine.async_llm import AsyncLLM
+from jaxpaged.engine.core_client import InProcessClient
 from jaxpaged.engine.load import load_engine
 from tests import tiny_model
 from tests.server.conftest import RunningServer
@@ -29,7 +30,7 @@ def real(tmp_path_factory) -> Iterator[RunningServer]:
         strict=True,
     )  # fmt: skip
     engine, tokenizer = load_engine(config)
-    server = RunningServer(AsyncLLM(engine, tokenizer))
+    server = RunningServer(AsyncLLM(InProcessClient(engine, tokenizer), tokenizer))
     yield server
     server.stop()
     engine.scheduler.check_invariants()
