@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from jaxpaged.config import EngineConfig
 from jaxpaged.core.pooling_params import POOLING_KINDS, PoolingParams
 from jaxpaged.core.sampling_params import ALL_LOGPROBS, MAX_EOS_TOKEN_IDS, SamplingParams, logprob_columns
-from jaxpaged.core.size_limits import check_length
 from jaxpaged.errors import InvalidRequestError, RequestTooLargeError, UnsupportedError
 
 _INT32 = 2**31
