@@ -4,12 +4,13 @@ from collections import deque
 from collections.abc import Sequence
 
 from jaxpaged.core.block_manager import BlockManager
+from jaxpaged.core.pooling_params import PoolingParams
 from jaxpaged.core.request import Grammar, Request, Status
 from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.core.scheduler import Scheduler
 from jaxpaged.core.step import RequestUpdate, Step, StepResult, TokenLogprobs
 from tests.core.simulated_device import Sampler, SimulatedDevice, greedy_of
-from tests.core.solo import prompt_logprobs, solo, solo_beams
+from tests.core.solo import prompt_logprobs, solo, solo_beams, solo_vector
 
 
 def key_of(request_id: str, index: int) -> str:
@@ -73,7 +74,16 @@ class Driver:
         self.last_step: Step | None = None
 
     def add(
-        self, request_id: str, prompt: Sequence[int], *, eos=(), cache_salt=None, priority=0, grammar=None, **params
+        self,
+        request_id: str,
+        prompt: Sequence[int],
+        *,
+        eos=(),
+        cache_salt=None,
+        priority=0,
+        grammar=None,
+        pooling: str | None = None,
+        **params,
     ) -> Request:
         request = Request(
             request_id,
@@ -84,6 +94,7 @@ class Driver:
             cache_salt=cache_salt,
             priority=priority,
             grammar=grammar and grammar.copy(),
+            pooling=pooling and PoolingParams(pooling=pooling),
             arrival_time=self.now,
         )
         self.scheduler.add(request)
@@ -154,6 +165,11 @@ class Driver:
         """Each sample streamed exactly what it would have alone; one that was cut short, a part of it."""
         for key in keys or self.finished:
             request, update = self.requests[key], self.finished[key]
+            if request.pooling is not None:
+                whole = update.finish_reason != "abort"
+                assert update.embedding == (solo_vector(request, self.device.weights) if whole else None), key
+                assert update.finish_reason in ("stop", "abort") and not self.streamed[key]
+                continue
             if request.params.use_beam_search:
                 self._check_beam(key, request, update)
                 continue
@@ -225,8 +241,9 @@ class Driver:
             zip(step.requests, step.slots, step.starts, step.num_tokens, step.samples, strict=True)
         ):
             assert request.slot == slot and request.status is Status.RUNNING
-            assert samples == (start + n == request.num_tokens + inflight[request])
-            assert request.num_inflight_tokens == inflight[request] + samples
+            ends = start + n == request.num_tokens + inflight[request]
+            assert samples == (ends and request.pooling is None)
+            assert request.num_inflight_tokens == inflight[request] + ends
             assert start + n < request.max_total_tokens, "fed its last token"
             assert (row in step.masked) == (samples and request.grammar is not None)
         for admission in step.admissions:

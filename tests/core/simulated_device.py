@@ -7,6 +7,8 @@ foreign or unwritten slot therefore reads a wrong number, and is caught.
 import zlib
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from jaxpaged.core.request import Request
 from jaxpaged.core.step import Step, StepResult, TokenLogprobs
 
@@ -48,6 +50,11 @@ def _best(entry: tuple[float, int]) -> tuple[float, int]:
 def prompt_record(position: int, token: int, prefix: int) -> TokenLogprobs:
     """What a prompt position's record says: it depends on the token and all before it."""
     return TokenLogprobs(token, -(prefix % 1000) / 100, position, [], [])
+
+
+def hidden_state(prefix: int) -> np.ndarray:
+    """That of the last token of a prefix: whole numbers, so that sums of them are exact."""
+    return np.array([(prefix >> shift) % 1021 for shift in (0, 16, 32)], np.float32)
 
 
 class Slot:
@@ -129,6 +136,7 @@ class SimulatedDevice:
             if result.logprobs is not None:
                 result.logprobs.append(records)
         result.prompt_logprobs = [self._score(step, r.row, r.first, r.num_tokens) for r in step.prompt_ranges]
+        result.pooled = [self._pool(step, r.row, r.first, r.end) for r in step.pooled]
         return result
 
     def run(self, step: Step) -> StepResult:
@@ -196,6 +204,12 @@ class SimulatedDevice:
         assert start < first and first + num_tokens <= start + n + 1, "positions that the row does not feed"
         assert first + num_tokens <= slot.request.num_prompt_tokens, "positions beyond the prompt"
         return [prompt_record(p, slot.history[p], slot.prefixes[p - 1]) for p in range(first, first + num_tokens)]
+
+    def _pool(self, step: Step, row: int, first: int, end: int) -> np.ndarray:
+        slot = self._slot(step.slots[row])
+        start, n = step.starts[row], step.num_tokens[row]
+        assert slot.prefixes and start <= first < end <= start + n, "positions that the row does not feed"
+        return np.sum([hidden_state(prefix) for prefix in slot.prefixes[first:end]], axis=0)
 
     def _slot(self, slot: int) -> Slot:
         state = self.slots[slot]

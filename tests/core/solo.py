@@ -1,9 +1,11 @@
 """What a request gives when it runs alone, by definition: no scheduler, no blocks."""
 
+import numpy as np
+
 from jaxpaged.core.beam_search import BeamSearch, Hypothesis
 from jaxpaged.core.request import Grammar, Request
 from jaxpaged.core.step import TokenLogprobs
-from tests.core.simulated_device import Sampler, candidates, drawn, extend, prompt_record, root_of
+from tests.core.simulated_device import Sampler, candidates, drawn, extend, hidden_state, prompt_record, root_of
 
 
 class FakeGrammar:
@@ -107,3 +109,15 @@ def prompt_logprobs(request: Request, weights: int = 0) -> list[TokenLogprobs]:
             records.append(prompt_record(position, token, prefix))
         prefix = extend(prefix, token, weights)
     return records
+
+
+def solo_vector(request: Request, weights: int = 0) -> bytes:
+    """The embedding of a request for one."""
+    assert request.pooling is not None
+    prefix, states = root_of(request.cache_salt), []
+    for token in request.prompt_token_ids:
+        prefix = extend(prefix, token, weights)
+        states.append(hidden_state(prefix))
+    if request.pooling.pooling == "last":
+        states = states[-1:]
+    return request.pooling.vector(np.sum(states, axis=0, dtype=np.float64), len(states)).tobytes()

@@ -122,6 +122,26 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert limit is None or not waiting or waiting + n <= limit
                 self._note_weights(name)
 
+    @rule(
+        stem=st.sampled_from(STEMS),
+        lengths=st.lists(st.integers(1, 40), min_size=1, max_size=3),
+        pooling=st.sampled_from(["last", "mean"]),
+        timeout=st.sampled_from([None, None, 9]),
+        cache_salt=st.sampled_from([None, "a"]),
+    )
+    def embed(self, stem, lengths, **options):
+        driver = self.driver
+        for length in lengths:
+            self.count += 1
+            try:
+                driver.add(f"r{self.count}", stem[:length], **options)
+            except RequestTooLargeError:
+                assert driver.manager.blocks_for(length) > driver.manager.num_blocks
+            except QueueFullError:
+                continue
+            else:
+                self._note_weights(f"r{self.count}")
+
     @rule(length=st.integers(1, 12), prompt_logprobs=st.integers(0, 2))
     def score_a_prompt(self, length, prompt_logprobs):
         self.count += 1
