@@ -8,11 +8,9 @@ import itertools
 import sys
 import time
 from collections.abc import Generator, Iterator
-from typing import Any
 
 import msgspec
 
-from jaxpaged.config import EngineConfig
 from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.engine.engine import Engine
 from jaxpaged.engine.load import load_engine
@@ -22,41 +20,7 @@ from jaxpaged.errors import InvalidRequestError
 from jaxpaged.progress import ProgressBars
 from jaxpaged.text.chat import render_chat
 from jaxpaged.text.tokenizer import Tokenizer
-from server.options import add_flags, engine_config_of, flags
-
-# What matters to one conversation: nothing of queues, neighbours and log-probabilities.
-_ENGINE_FLAGS = (
-    "tokenizer", "dtype", "load_format", "max_model_len", "seed", "kv_cache_dtype", "block_size", "num_kv_blocks",
-    "kv_cache_bytes", "gpu_memory_utilization", "enable_prefix_caching", "attention_implementation", "overlap",
-    "warmup", "compilation_cache_dir", "strict", "debug_kernels",
-)  # fmt: skip
-
-
-def add_chat_command(commands: Any) -> None:
-    """Adds the command to the parser."""
-    parser = commands.add_parser(
-        "chat",
-        help="talk to a model in the terminal",
-        usage="jaxpaged chat MODEL [PROMPT] [options]",
-        description="Talks to a model in the terminal. The answer goes to stdout, all else to stderr.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("model", metavar="MODEL", help='"demo", a local folder, a .gguf file, or a Hugging Face name')
-    parser.add_argument(
-        "prompt", nargs="?", metavar="PROMPT", help="what to ask; without it: a conversation, or what stdin holds"
-    )
-    group = parser.add_argument_group("chat")
-    group.add_argument("--system", metavar="TEXT", help="a system message to begin with")
-    group.add_argument("--max-tokens", type=int, default=512, metavar="N",
-                       help="most tokens of an answer (default: 512)")  # fmt: skip
-    group.add_argument(
-        "--temperature", type=float, default=0.0, help="0 is greedy (the default); higher is more varied"
-    )
-    group.add_argument(
-        "--top-p", type=float, default=1.0, help="keep the likeliest tokens of this mass (default: 1, all)"
-    )
-    add_flags(parser, [flag for flag in flags([EngineConfig]) if flag.field in _ENGINE_FLAGS])
-    parser.set_defaults(run=chat, parser=parser)
+from server.options import engine_config_of
 
 
 def chat(arguments: argparse.Namespace) -> int:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from jaxpaged import __version__
 from jaxpaged.errors import JaxPagedError
+from server.commands import add_chat_command, add_serve_command
 from server.options import nearest
 
 
@@ -48,10 +49,6 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser with all commands."""
-    # Imported late: the commands bring JAX and the server in.
-    from server.chat import add_chat_command
-    from server.serve import add_serve_command
-
     parser = argparse.ArgumentParser(prog="jaxpaged", description="LLM serving in pure JAX.", allow_abbrev=False)
     parser.add_argument("--version", "-v", action="version", version=f"jaxpaged {__version__}")
     parser.set_defaults(parser=parser)

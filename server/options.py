@@ -10,10 +10,11 @@ import argparse
 import dataclasses
 import difflib
 import importlib
+import os
 import re
 import types
 import typing
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,8 @@ from jaxpaged.config import DTYPES, IMPLEMENTATIONS, POLICIES, EngineConfig
 from jaxpaged.errors import ConfigError
 from server import option_values
 from server.config import LOG_LEVELS, ServerConfig
+
+API_KEY_VARIABLE = "JAXPAGED_API_KEY"
 
 CONFIGS = (ServerConfig, EngineConfig)
 _NO_FLAG = ("model", "scheduling_key")  # an argument; a function
@@ -205,18 +208,18 @@ def engine_config_of(arguments: argparse.Namespace, **defaults: Any) -> EngineCo
     return EngineConfig(model=arguments.model, **options)
 
 
-def server_config_of(arguments: argparse.Namespace, *, api_keys: Collection[str] = ()) -> ServerConfig:
-    """The ServerConfig that the flags describe.
-
-    Args:
-      api_keys: more keys, from elsewhere.
+def server_config_of(arguments: argparse.Namespace) -> ServerConfig:
+    """The ServerConfig that the flags describe, with the key in the environment.
 
     Raises:
       ConfigError: a value is out of range.
     """
     config = ServerConfig(**given(arguments, ServerConfig))
-    names, keys = config.served_model_name or (arguments.model,), (*config.api_key, *api_keys)
-    return dataclasses.replace(config, served_model_name=names, api_key=keys)
+    names = config.served_model_name or (arguments.model,)
+    key = os.environ.get(API_KEY_VARIABLE)
+    return dataclasses.replace(
+        config, served_model_name=names, api_key=(*config.api_key, key) if key else config.api_key
+    )
 
 
 def _flat(values: list[Any]) -> Iterable[Any]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import os
 import signal
 import socket
 import ssl
@@ -15,62 +13,29 @@ from typing import Any
 
 import uvicorn
 
+from jaxpaged.config import EngineConfig
 from jaxpaged.engine.async_llm import AsyncLLM
 from jaxpaged.engine.core_client import InProcessClient
 from jaxpaged.engine.load import load_engine
 from jaxpaged.progress import ProgressBars
 from server.api_keys import configured_keys
 from server.app import create_app
+from server.config import ServerConfig
 from server.connection import uvicorn_options
 from server.listen import Listener
-from server.option_file import read_options
-from server.options import add_flags, engine_config_of, flags, server_config_of
 from server.start_page import start_page
-from server.vllm_flags import add_vllm_flags
 
-API_KEY_VARIABLE = "JAXPAGED_API_KEY"
 # Between the engine's death and the exit of the process: time for probes to read the 503.
 SECONDS_TO_REPORT_DEATH = 2.0
 
 
-def add_serve_command(commands: Any) -> None:
-    """Adds the command to the parser."""
-    parser = commands.add_parser(
-        "serve",
-        help="serve a model over HTTP, as OpenAI does",
-        usage="jaxpaged serve MODEL [options]",
-        description="Serves a model over HTTP, as OpenAI does. Flags are vLLM's where the meaning is the same.",
-        epilog=f"An API key may be given in {API_KEY_VARIABLE} too, where the list of processes does not show it. "
-        "Whole numbers may be written 32k (32,000) or 32K (32,768).",
-        allow_abbrev=False,
-    )
-    parser.add_argument("model", nargs="?", metavar="MODEL",
-                        help='"demo", a local folder, a .gguf file, or a Hugging Face name')  # fmt: skip
-    parser.add_argument("--model", dest="model_flag", metavar="MODEL", help="the model, if not given without a flag")
-    parser.add_argument("--config", metavar="FILE",
-                        help="YAML with the names of flags as keys; the command line goes before it")  # fmt: skip
-    own = flags()
-    add_flags(parser, own)
-    add_vllm_flags(parser, parser._option_string_actions)
-    parser.set_defaults(run=serve, finish=_finish, parser=parser, flags=own)
+def serve(config: EngineConfig, server_config: ServerConfig) -> int:
+    """Runs the server until a signal or the engine's end; the exit status.
 
-
-def _finish(arguments: argparse.Namespace) -> None:
-    """Adds what the file of options says, and finds the model."""
-    options = read_options(arguments.config, arguments.flags) if arguments.config else {}
-    models = list(dict.fromkeys(m for m in (arguments.model, arguments.model_flag) if m is not None))
-    if len(models) > 1:
-        arguments.parser.error(f"two models are given: {models[0]!r} and {models[1]!r}")
-    if not models and "model" not in options:
-        arguments.parser.error("MODEL is missing; after a flag that takes several values, it must come first")
-    given = {**options, **vars(arguments)}
-    vars(arguments).update(given, model=models[0] if models else options["model"])
-
-
-def serve(arguments: argparse.Namespace) -> int:
-    """Runs the server until a signal or the engine's end; the exit status."""
-    config = engine_config_of(arguments)
-    server_config = server_config_of(arguments, api_keys=_keys_of_environment())
+    Raises:
+      ConfigError: it cannot listen where it shall, found before the weights load; or an option does not fit the model.
+      ModelError: the model cannot be used.
+    """
     configured_keys(server_config)  # a wrong file is found at once, as is a taken port
     with Listener(server_config) as listener:
         signal.signal(signal.SIGTERM, _raise_terminated)
@@ -106,10 +71,6 @@ def serve(arguments: argparse.Namespace) -> int:
         with contextlib.suppress(KeyboardInterrupt, _Terminated):  # uvicorn repeats the signal once it has drained
             server.run(listener.opened())
         return 1 if llm.error is not None else 0
-
-
-def _keys_of_environment() -> list[str]:
-    return [key for key in [os.environ.get(API_KEY_VARIABLE)] if key]
 
 
 class DyingServer:

@@ -1,0 +1,138 @@
+"""Flags: what their text means, and vLLM's command lines."""
+
+from __future__ import annotations
+
+import pytest
+
+from jaxpaged.config import EngineConfig
+from server import option_values
+from server.cli import main, parse
+from server.config import ServerConfig
+from server.options import engine_config_of, flags, server_config_of
+from server.vllm_flags import ALONE, VLLM_FLAGS
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("4096", 4096), ("32k", 32_000), ("32K", 32_768), ("1M", 2**20), ("1m", 10**6), ("2G", 2**31), ("25.6k", 25_600),
+     ("-1", -1), ("1.5K", 1536), (" 7 ", 7)],
+)  # fmt: skip
+def test_whole_numbers_may_be_short(text, value) -> None:
+    assert option_values.integer(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "k", "1.5", "1e3", "0x10", "1kk", "1 k", "1,000", "1.0001k", "nan", "9" * 30])
+def test_what_is_no_whole_number(text) -> None:
+    with pytest.raises(ValueError, match="no whole number"):
+        option_values.integer(text)
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "-inf", "x", ""])
+def test_what_is_no_number(text) -> None:
+    with pytest.raises(ValueError, match="no number"):
+        option_values.number(text)
+
+
+@pytest.mark.parametrize(
+    ("line", "engine", "server"),
+    [
+        ("Qwen/Qwen2.5-1.5B-Instruct", {}, {}),
+        ("org/m --dtype auto --api-key token-abc123", {}, {"api_key": ("token-abc123",)}),
+        ("--model org/m --port 8080 --host 0.0.0.0", {}, {"port": 8080, "host": "0.0.0.0"}),
+        ("--port 8080 org/m", {}, {"port": 8080}),
+        ("org/m --max-model-len 32k --gpu-memory-utilization 0.95", {"max_model_len": 32_000,
+                                                                     "gpu_memory_utilization": 0.95}, {}),
+        ("org/m --max_model_len=4096 --max_num_seqs 64", {"max_model_len": 4096, "max_num_seqs": 64}, {}),
+        ("org/m --max-model-len -1", {}, {}),
+        ("org/m --max-model-len auto --dtype half", {"dtype": "float16"}, {}),
+        ("org/m --enable-prefix-caching --enable-chunked-prefill --max-num-batched-tokens 8K",
+         {"max_num_batched_tokens": 8192}, {}),
+        ("org/m --no-enable-prefix-caching --swap-space 4 --block-size 32",
+         {"enable_prefix_caching": False, "swap_space": 4.0, "block_size": 32}, {}),
+        ("org/m -tp 1 --pipeline-parallel-size 1 --distributed-executor-backend mp", {}, {}),
+        ("org/m --served-model-name a b --api-key K1 K2 --api-key K3", {},
+         {"served_model_name": ("a", "b"), "api_key": ("K1", "K2", "K3")}),
+        ('org/m --generation-config vllm --override-generation-config {"temperature":0.5}', {},
+         {"generation_config": "vllm", "override_generation_config": {"temperature": 0.5}}),
+        ('org/m --allowed-origins ["https://a.example","https://b.example"]', {},
+         {"allowed_origins": ("https://a.example", "https://b.example")}),
+        ("org/m --allowed-origins https://a.example", {}, {"allowed_origins": ("https://a.example",)}),
+        ("org/m --uvicorn-log-level debug --disable-log-requests --disable-uvicorn-access-log --root-path /llm", {},
+         {"uvicorn_log_level": "debug", "disable_uvicorn_access_log": True, "root_path": "/llm"}),
+        ("org/m --uds /run/m.sock --seed 1 --load-format safetensors", {"seed": 1}, {"uds": "/run/m.sock"}),
+        ("org/m --kv-cache-memory-bytes 2G --num-gpu-blocks-override 100 --runner generate --async-scheduling",
+         {"kv_cache_bytes": 2**31, "num_kv_blocks": 100}, {}),
+        ("org/m --scheduling-policy priority --max-logprobs -1 --ssl-keyfile k --ssl-certfile c --disable-log-stats",
+         {"scheduling_policy": "priority", "max_logprobs": -1},
+         {"ssl_keyfile": "k", "ssl_certfile": "c", "disable_log_stats": True}),
+    ],
+)  # fmt: skip
+def test_command_lines_of_vllm(line, engine, server) -> None:
+    arguments = parse(["serve", *line.split()])
+    model = "Qwen/Qwen2.5-1.5B-Instruct" if "Qwen" in line else "org/m"
+    assert engine_config_of(arguments) == EngineConfig(model=model, **engine)
+    assert server_config_of(arguments) == ServerConfig(**{"served_model_name": (model,), **server})
+
+
+def refused(capsys, *words: str, status: int = 2) -> str:
+    """The last line of what a wrong command line is told."""
+    if status == 2:
+        with pytest.raises(SystemExit) as error:
+            main(["serve", *words])
+        assert error.value.code == 2
+    else:
+        assert main(["serve", *words]) == status
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") <= 2, err
+    return err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("name", sorted(set(VLLM_FLAGS) - {name for flag in flags() for name in flag.names}))
+def test_flags_of_vllm_that_are_not_built_say_so(name, capsys) -> None:
+    flag = VLLM_FLAGS[name]
+    for value in flag.neutral:  # these ask for nothing
+        parse(["serve", "m", name, *([value] if value != ALONE else [])])
+    if flag.advice:
+        message = refused(capsys, "m", name, "something")
+        assert name in message and flag.advice in message
+
+
+@pytest.mark.parametrize(
+    ("line", "parts"),
+    [
+        ("m --max-model 64", ("unknown option --max-model", "did you mean --max-model-len?")),
+        ("m --api-keys hunter2", ("unknown option --api-keys", "did you mean --api-key?")),
+        ("m --max-model-len=4 --foo=hunter2", ("unknown option --foo",)),
+        ("m other", ("unexpected argument 'other'",)),
+        ("--served-model-name a b", ("MODEL is missing", "several values")),
+        ("m --model other", ("two models", "'m'", "'other'")),
+        ("m --max-num-seqs many", ("--max-num-seqs", "'many' is no whole number")),
+        ("m --swap-space lots", ("--swap-space", "'lots' is no number")),
+        ("m --dtype int4", ("--dtype", "'int4' is none of auto, float32, bfloat16, float16")),
+        ("m --kv-cache-dtype fp8", ("--kv-cache-dtype", "'fp8' is none of")),
+        ("m --override-generation-config temperature", ("--override-generation-config", "no JSON")),
+        ("m --override-generation-config [1]", ("no JSON object",)),
+        ("m --allowed-origins [1]", ("no JSON list of strings",)),
+        ("m -q awq", ("-q", "GGUF", "gguf")),
+    ],
+)
+def test_wrong_command_lines(line, parts, capsys) -> None:
+    message = refused(capsys, *line.split())
+    assert all(part in message for part in parts if part != "GGUF"), message
+    assert "hunter2" not in message
+
+
+@pytest.mark.parametrize(
+    ("line", "parts"),
+    [
+        ("-tp 2", ("tensor_parallel_size=2", "not built yet")),
+        ("--tensor-parallel-size 0", ("tensor_parallel_size=0",)),
+        ("--port 70000", ("port=70000",)),
+        ("--ssl-keyfile k", ("ssl_keyfile needs ssl_certfile",)),
+        ("--shutdown-timeout -1", ("shutdown_timeout=-1",)),
+        ("--block-size 24", ("block_size=24", "power of two")),
+    ],
+)
+def test_options_out_of_range(line, parts, capsys) -> None:
+    message = refused(capsys, "m", *line.split(), status=1)
+    assert message.startswith("jaxpaged: error: ") and all(part in message for part in parts)
