@@ -39,14 +39,14 @@ class Pooling:
     def launch(self, hidden: jax.Array, step: Step) -> jax.Array:
         """Starts summing up the step's hidden states [T, D]: f32[S, D], a row for each of its `pooled`."""
         rows, ranges = _positions(step)
-        add = self._add_program()
+        program = self._add_program()
         assert self._zeros is not None
         sums = self._zeros
         for start in range(0, len(rows), CHUNK):
             some = slice(start, start + CHUNK)
             targets = np.full(CHUNK, self._shape[0], np.int32)  # out of range: dropped
             targets[: len(ranges[some])] = ranges[some]
-            sums = add(sums, self._rows.pick(hidden, rows[some]), targets)
+            sums = program(sums, self._rows.pick(hidden, rows[some]), targets)
         sums.copy_to_host_async()
         return sums
 
@@ -65,12 +65,13 @@ class Pooling:
             sums = jax.ShapeDtypeStruct(self._shape, jnp.float32)
             targets = jax.ShapeDtypeStruct((CHUNK,), jnp.int32)
             self._zeros = jax.device_put(np.zeros(self._shape, np.float32))
-            self._add = jax.jit(_add).lower(sums, self._rows.abstract(), targets).compile()
+            self._add = jax.jit(add).lower(sums, self._rows.abstract(), targets).compile()
         return self._add
 
 
-def _add(sums: jax.Array, hidden: jax.Array, targets: jax.Array) -> jax.Array:
-    """Adds each hidden state to the row that its target names. Not by a product with zeros: a neighbour may be NaN."""
+def add(sums: jax.Array, hidden: jax.Array, targets: jax.Array) -> jax.Array:
+    """Adds each hidden state to the row of `sums` that its target names, if there is one."""
+    # Not as a product with zeros and ones: neighbours and padding may be NaN.
     return sums.at[targets].add(hidden.astype(jnp.float32), mode="drop")
 
 
