@@ -38,6 +38,16 @@ class EngineCoreClient(Protocol):
     @property
     def eos_token_ids(self) -> tuple[int, ...]: ...
     @property
+    def hidden_size(self) -> int:
+        """Numbers of a whole embedding."""
+        ...
+
+    @property
+    def pooling(self) -> str:
+        """How the model makes one; see `checkpoint.pooling`."""
+        ...
+
+    @property
     def num_programs(self) -> int: ...
     @property
     def num_cores(self) -> int: ...
@@ -99,6 +109,14 @@ class InProcessClient:
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
         return self._engine.eos_token_ids
+
+    @property
+    def hidden_size(self) -> int:
+        return self._engine.hidden_size
+
+    @property
+    def pooling(self) -> str:
+        return self._engine.pooling
 
     @property
     def num_programs(self) -> int:

@@ -105,12 +105,15 @@ class Ready(Message, frozen=True):
 
     Attributes:
       config: its resolved options by name, but for those that are functions.
+      hidden_size, pooling: numbers of an embedding, and how the model makes one, as the engine says.
     """
 
     config: dict[str, Any]
     vocab_size: int
     eos_token_ids: list[int]
     num_programs: int
+    hidden_size: int
+    pooling: str
 
 
 class StartFailed(Message, frozen=True):

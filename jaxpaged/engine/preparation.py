@@ -14,7 +14,7 @@ from jaxpaged.core.pooling_params import PoolingParams
 from jaxpaged.core.request import Request
 from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.core.size_limits import check_length
-from jaxpaged.engine.checks import check_params, check_scheduling, checked_prompt
+from jaxpaged.engine.checks import check_params, check_scheduling, checked_pooling, checked_prompt
 from jaxpaged.engine.core_client import EngineCoreClient
 from jaxpaged.engine.messages import AddRequest
 from jaxpaged.errors import EngineDeadError, InvalidRequestError
@@ -109,7 +109,7 @@ class Preparation:
                 cache_salt=cache_salt,
                 priority=priority,
                 bad_word_ids=bad_words,
-                pooling=pooling,
+                pooling=self._checked_pooling(pooling, params),
                 arrival_time=arrival_time,
             )
             offsets = None
@@ -183,6 +183,11 @@ class Preparation:
         assert config.num_kv_blocks, "not resolved"
         check_length(len(prompt), self._max_model_len, config.num_kv_blocks, config.block_size, new=int(generates))
         return prompt
+
+    def _checked_pooling(self, pooling: PoolingParams | None, params: SamplingParams) -> PoolingParams | None:
+        if pooling is None:
+            return None
+        return checked_pooling(pooling, params, hidden_size=self._client.hidden_size, default=self._client.pooling)
 
     @property
     def _max_model_len(self) -> int:
