@@ -55,12 +55,12 @@ export class BlockMap {
     const fits = (size) => Math.floor(width / size) * Math.floor(MAX_HEIGHT / size) >= blocks;
     while (pitch > SMALLEST && !fits(pitch)) pitch--;
     const columns = Math.max(1, Math.floor(width / pitch));
-    const cells = columns * Math.floor(MAX_HEIGHT / pitch);
-    const per = Math.max(1, Math.ceil(blocks / cells));
+    pitch = Math.max(1, width / columns); // to the edge
+    const per = Math.max(1, Math.ceil(blocks / (columns * Math.floor(MAX_HEIGHT / pitch))));
     const rows = Math.max(1, Math.ceil(Math.ceil(blocks / per) / columns));
     this.#grid = { columns, rows, pitch, per };
     const scale = devicePixelRatio || 1;
-    const [wide, high] = [columns * pitch, rows * pitch];
+    const [wide, high] = [columns * pitch, Math.ceil(rows * pitch)];
     if (this.canvas.width !== Math.round(wide * scale) || this.canvas.height !== Math.round(high * scale)) {
       this.canvas.width = Math.round(wide * scale);
       this.canvas.height = Math.round(high * scale);
@@ -73,15 +73,15 @@ export class BlockMap {
   #draw() {
     const { pen, canvas } = this;
     const { columns, pitch } = this.#grid;
-    const size = pitch - (pitch > 10 ? 2 : 1);
+    const size = Math.floor(pitch) - (pitch > 10 ? 2 : 1);
+    const place = (cell) => [Math.round((cell % columns) * pitch), Math.round(Math.floor(cell / columns) * pitch)];
     pen.clearRect(0, 0, canvas.width, canvas.height);
-    for (let cell = 0; cell < this.#numCells; cell++) {
-      this.#drawCell(cell, (cell % columns) * pitch, Math.floor(cell / columns) * pitch, size);
-    }
-    if (this.#at !== null) {
+    for (let cell = 0; cell < this.#numCells; cell++) this.#drawCell(cell, ...place(cell), size);
+    if (this.#at !== null && this.#at < this.#numCells) {
+      const [x, y] = place(this.#at);
       pen.strokeStyle = this.#colours.shared;
       pen.lineWidth = 2;
-      pen.strokeRect((this.#at % columns) * pitch, Math.floor(this.#at / columns) * pitch, size, size);
+      pen.strokeRect(Math.max(1, x - 1), Math.max(1, y - 1), size + 2, size + 2);
     }
   }
 

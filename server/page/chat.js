@@ -225,7 +225,7 @@ class Answer {
 
   addActions(retry) {
     const copy = make("button", { type: "button", class: "quiet", onclick: () => copyText(copy, this.content) }, "Copy");
-    this.foot.append(copy, make("button", { type: "button", class: "quiet", onclick: retry }, "Retry"));
+    this.foot.append(make("span", { class: "acts" }, copy, make("button", { type: "button", class: "quiet", onclick: retry }, "Retry")));
   }
 
   // A field for the result of each call; `send` gets the turns that answer them.
@@ -269,7 +269,7 @@ class Answer {
     this.folded.hidden = !this.reasoning;
     this.thoughts.textContent = this.reasoning;
     this.tools.replaceChildren(...this.calls.map(callCard));
-    this.figures.textContent = this.#figures().join("  ·  ");
+    this.figures.textContent = this.#figures().join(" · ");
     this.drawSeconds = performance.now() - begin;
   }
 
@@ -281,9 +281,9 @@ class Answer {
     const seconds = (this.#last - this.#first) / 1000;
     if (tokens > 1 && seconds > 0) parts.push(`${rate((tokens - 1) / seconds)} tokens/s`);
     const cached = details?.cached_tokens ? ` (${details.cached_tokens} cached)` : "";
-    if (this.#usage) parts.push(`${prompt}${cached} in, ${tokens} out`);
+    if (this.#usage) parts.push(`${prompt} in${cached}`, `${tokens} out`);
     if (this.stopped) parts.push("stopped");
-    else if (this.#finish) parts.push(`ended: ${this.#finish}`);
+    else if (this.#finish) parts.push(`finish ${this.#finish}`);
     return parts;
   }
 }

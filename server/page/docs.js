@@ -28,7 +28,9 @@ function show(schema) {
   if (location.hash) document.getElementById(location.hash.slice(1))?.scrollIntoView();
 }
 
-const anchor = ({ method, path }) => `${method}${path}`.replace(/\W+/g, "-");
+function anchor({ method, path }) {
+  return `${method}${path}`.replace(/\W+/g, "-");
+}
 
 function section(operation, schema) {
   const parts = [make("h2", {}, make("b", {}, operation.method), operation.path)];
@@ -36,6 +38,7 @@ function section(operation, schema) {
   const body = resolved(operation.requestBody?.content?.["application/json"]?.schema, schema);
   const fields = (operation.parameters ?? []).map((field) => [field.name, field.schema, field.required]);
   for (const [name, field] of Object.entries(body?.properties ?? {})) fields.push([name, field, body.required?.includes(name)]);
+  fields.sort(([, , one], [, , other]) => Number(!!other) - Number(!!one)); // what is required comes first
   if (fields.length) parts.push(table(fields, schema));
   return make("section", { id: anchor(operation), "aria-label": `${operation.method} ${operation.path}` }, ...parts);
 }

@@ -137,7 +137,7 @@ export class EngineView {
   #showMap({ cores }) {
     const core = cores[this.#core];
     const { num_blocks: blocks, block_size: size } = core;
-    byId("map-count").textContent = `${blocks.toLocaleString("en")} of ${size} tokens`;
+    byId("map-count").textContent = `${blocks.toLocaleString("en")} × ${size} tokens`;
     this.#colours.keep(cores.flatMap((each, i) => each.requests.map((request) => keyOf(i, request))));
     const requests = core.requests.map((request) => ({
       key: keyOf(this.#core, request),
