@@ -48,7 +48,8 @@ def create_app(llm: AsyncLLM, config: ServerConfig) -> FastAPI:
     if not config.disable_fastapi_docs:
         app.include_router(page.docs_router)
     if config.page:
-        app.state.engine_state = engine_state.EngineState(llm)
+        app.state.engine_state = state = engine_state.EngineState(llm)
+        llm.observers.add(state)
         app.include_router(engine_state.router)
         app.include_router(page.router)
     _wrap(app, config)
