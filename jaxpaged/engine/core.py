@@ -36,6 +36,10 @@ class EngineCore:
         self._compiling: set[str] = set()  # requests that wait for their grammar
         self._stopped = False
 
+    def prepare(self) -> None:
+        """Builds what all grammars share, meanwhile, so that the first one need not wait for it."""
+        self._grammar_pool.submit(self._grammars.prepare)
+
     def receive(self, message: ToCore) -> None:
         """Takes a message of the front, of any kind."""
         if isinstance(message, AddRequest):

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Receive = Callable[[int, FromCore], None]
+OnMessage = Callable[[int, FromCore], None]
 """Takes a message of a core, whose index it is given. Called in threads of the client's."""
-Died = Callable[[int, BaseException], None]
+OnDeath = Callable[[int, BaseException], None]
 """Is told which core has died, and of what. Called once, in a thread of the client's."""
 
 _SECONDS_TO_STOP = 30.0  # for the step under way
@@ -61,7 +61,7 @@ class EngineCoreClient(Protocol):
         """The core's compiler of grammars, if the front can have it too; else it makes its own."""
         ...
 
-    def start(self, receive: Receive, died: Died) -> None:
+    def start(self, on_message: OnMessage, on_death: OnDeath) -> None:
         """Called once, before anything is sent."""
         ...
 
@@ -126,9 +126,9 @@ class InProcessClient:
     def is_alive(self) -> bool:
         return self._loop.is_alive()
 
-    def start(self, receive: Receive, died: Died) -> None:
-        self._core = EngineCore(self._engine, self.grammars, functools.partial(receive, 0))
-        self._died = died
+    def start(self, on_message: OnMessage, on_death: OnDeath) -> None:
+        self._core = EngineCore(self._engine, self.grammars, functools.partial(on_message, 0))
+        self._on_death = on_death
         self._input.start()
         self._loop.start()
 
@@ -162,4 +162,4 @@ class InProcessClient:
         try:
             self._core.run()
         except BaseException as error:
-            self._died(0, error)
+            self._on_death(0, error)

@@ -1,0 +1,245 @@
+"""The client of engine cores in processes of their own: starts them, talks to them, notices their death, ends them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import queue
+import shutil
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import zmq
+
+from jaxpaged.config import EngineConfig, engine_config
+from jaxpaged.engine.core_child import CoreChild, exit_reason
+from jaxpaged.engine.core_client import OnDeath, OnMessage
+from jaxpaged.engine.core_devices import device_environment
+from jaxpaged.engine.messages import (
+    Abort,
+    AddRequest,
+    Call,
+    Died,
+    FromCore,
+    Progress,
+    Ready,
+    StartFailed,
+    ToCore,
+    decode_from_core,
+    encode,
+)
+from jaxpaged.engine.routing import Router
+from jaxpaged.engine.sockets import core_socket, front_socket, listening, private_folder, sending
+from jaxpaged.errors import ConfigError, EngineDeadError, InvalidRequestError
+
+logger = logging.getLogger(__name__)
+
+ENGINE = "jaxpaged.engine.load:load_engine"
+MAX_CORES = 256  # an index is a byte
+
+_SECONDS_TO_REPORT = 2.0  # for the last words of a core that has exited to be read
+
+
+class ProcessClient:
+    """Engine cores in child processes, each with the whole model. Use `close` at the end.
+
+    Attributes:
+      num_cores: how many.
+      vocab_size, eos_token_ids, num_programs: the engine's, once it is ready.
+    """
+
+    grammars = None  # the cores have compilers of their own
+
+    def __init__(self, config: EngineConfig, *, num_cores: int = 1, engine: str = ENGINE):
+        """Starts the cores; `wait_until_ready` returns when they can be used.
+
+        Args:
+          engine: "MODULE:NAME" of the function that makes a core's engine, with the arguments and result of
+            `load_engine`.
+
+        Raises:
+          ConfigError: the config holds a function, or there are fewer devices than cores.
+        """
+        if not 1 <= num_cores <= MAX_CORES:
+            raise ConfigError(f"data_parallel_size={num_cores} must be from 1 to {MAX_CORES}")
+        options = _sendable(config)
+        environments = [device_environment(i, num_cores, os.environ) for i in range(num_cores)]
+        self.config, self.num_cores = config, num_cores
+        self.vocab_size, self.eos_token_ids, self.num_programs = 0, (), 0
+        self._router = Router(num_cores)
+        self._lock = threading.Lock()  # of the sockets, and of who has died
+        self._closed = False
+        self._lost: dict[int, BaseException] = {}  # why each core that is gone is
+        self._reported = [threading.Event() for _ in range(num_cores)]
+        self._events: queue.SimpleQueue[tuple[int, FromCore | BaseException]] = queue.SimpleQueue()
+        self._on_message: OnMessage = lambda core, message: self._events.put((core, message))
+        self._on_death: OnDeath = lambda core, error: self._events.put((core, error))
+        self._folder, self._context = private_folder(), zmq.Context()
+        self._outbound = [sending(self._context, core_socket(self._folder, i)) for i in range(num_cores)]
+        inbound = listening(self._context, front_socket(self._folder))
+        self._reader = threading.Thread(target=self._read, args=(inbound,), name="jaxpaged-cores", daemon=True)
+        self._reader.start()
+        self._children = [CoreChild(i, self._folder, self._exited) for i in range(num_cores)]
+        try:
+            for child, environment in zip(self._children, environments, strict=True):
+                child.start(engine, options, environment)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the cores' processes."""
+        return [child.pid for child in self._children]
+
+    @property
+    def is_alive(self) -> bool:
+        return not self._closed and not self._lost
+
+    def wait_until_ready(self, progress: Callable[[str, int, int], None] | None = None) -> None:
+        """Returns when every core has loaded its engine; `progress` is called as by `load_engine`, for the first core.
+
+        Raises:
+          ModelError, ConfigError, ...: what `load_engine` raised in a core.
+          EngineDeadError: a core has ended.
+        """
+        ready: dict[int, Ready] = {}
+        while len(ready) < self.num_cores:
+            core, event = self._events.get()
+            if isinstance(event, BaseException):
+                raise event
+            if isinstance(event, StartFailed):
+                raise event.failure.exception()
+            if isinstance(event, Ready):
+                ready[core] = event
+            elif isinstance(event, Progress) and core == 0 and progress is not None:
+                progress(event.stage, event.done, event.total)
+        self.config = _resolved(self.config, list(ready.values()))
+        first = ready[0]
+        self.vocab_size, self.eos_token_ids = first.vocab_size, tuple(first.eos_token_ids)
+        self.num_programs = first.num_programs
+
+    def start(self, on_message: OnMessage, on_death: OnDeath) -> None:
+        with self._lock:
+            self._on_message, self._on_death = on_message, on_death
+            lost = dict(self._lost)
+        for core, error in lost.items():
+            on_death(core, error)
+
+    def add(self, request: AddRequest) -> int:
+        try:
+            frame = encode(request)
+        except (TypeError, ValueError, OverflowError) as error:  # UnicodeEncodeError is one
+            raise InvalidRequestError(f"the request holds what cannot be sent to the engine: {error}") from error
+        core = self._router.route(request.prompt_token_ids, request.cache_salt)
+        try:
+            self._send(core, frame)
+        except EngineDeadError:
+            self._router.ended(core)
+            raise
+        return core
+
+    def ended(self, core: int) -> None:
+        self._router.ended(core)
+
+    def abort(self, core: int, abort: Abort) -> None:
+        self._send_if_alive(core, abort)
+
+    def call(self, core: int, call: Call) -> None:
+        self._send(core, encode(call))
+
+    def close(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            for socket in self._outbound:
+                socket.close(0)
+        for child in self._children:
+            child.release()
+        for child in self._children:
+            child.join()
+        if threading.current_thread() is not self._reader:
+            self._context.term()  # which ends the reader
+            self._reader.join()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _send_if_alive(self, core: int, message: ToCore) -> None:
+        with contextlib.suppress(EngineDeadError):  # it holds nothing any more
+            self._send(core, encode(message))
+
+    def _send(self, core: int, frame: bytes) -> None:
+        with self._lock:
+            if self._closed or core in self._lost:
+                raise EngineDeadError("the engine is shutting down" if self._closed else str(self._lost[core]))
+            self._outbound[core].send(frame, zmq.NOBLOCK)
+
+    # Below, in threads of the client's.
+
+    def _read(self, inbound: zmq.Socket) -> None:
+        """The reader: takes what the cores send."""
+        with inbound:
+            inbound.linger = 0
+            while True:
+                try:
+                    frames = inbound.recv_multipart()
+                except zmq.ContextTerminated:
+                    return
+                self._take(frames)
+
+    def _take(self, frames: list[bytes]) -> None:
+        try:
+            (index,), frame = frames
+            message = decode_from_core(frame)
+            assert index < self.num_cores, f"there is no core {index}"
+        except (ValueError, AssertionError) as error:  # DecodeError and UnicodeDecodeError are ValueErrors
+            logger.error("dropped a message of %d bytes that is none of ours: %s", sum(map(len, frames)), error)
+            return
+        if isinstance(message, Died):
+            self._lose(index, EngineDeadError(message.message))
+            self._reported[index].set()
+            return
+        try:
+            self._on_message(index, message)
+        except Exception:
+            logger.exception("a message of engine core %d could not be handled", index)
+
+    def _exited(self, core: int, status: int) -> None:
+        if status >= 0 and not self._closed:  # then its last words may be on their way
+            self._reported[core].wait(_SECONDS_TO_REPORT)
+        self._lose(core, EngineDeadError(exit_reason(core, status)))
+
+    def _lose(self, core: int, error: BaseException) -> None:
+        with self._lock:
+            if self._closed or core in self._lost:
+                return
+            self._lost[core] = error
+            on_death = self._on_death
+        on_death(core, error)
+
+
+def _sendable(config: EngineConfig) -> bytes:
+    """The options as a line of JSON.
+
+    Raises:
+      ConfigError: one is a function, which cannot be sent.
+    """
+    if config.scheduling_key is not None:
+        raise ConfigError(f"scheduling_key={config.scheduling_key!r} cannot be sent to another process")
+    for processor in config.logits_processors:
+        if not isinstance(processor, str):
+            raise ConfigError(f"logits_processors holds {processor!r:.80}: another process needs MODULE:NAME")
+    return msgspec.json.encode({f.name: getattr(config, f.name) for f in dataclasses.fields(config)})
+
+
+def _resolved(asked: EngineConfig, ready: list[Ready]) -> EngineConfig:
+    """What the front may count on: the cores' resolved options, of those that differ the least."""
+    options: dict[str, Any] = dict(ready[0].config)
+    for name in ("num_kv_blocks", "max_model_len"):  # they follow from free memory
+        options[name] = min(core.config[name] for core in ready)
+    model = options.pop("model")
+    return engine_config(model, **options, logits_processors=asked.logits_processors)
