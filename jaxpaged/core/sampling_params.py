@@ -33,7 +33,7 @@ LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
 
 
 class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True):
-    """What the text must match; exactly one of these.
+    """What the text must match; exactly one of the first five.
 
     Attributes:
       json: a JSON schema, as a dict or as text.
@@ -41,6 +41,8 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True):
       regex: a regular expression that the whole text matches.
       choice: one of these texts.
       grammar: a context-free grammar, in Lark's or in EBNF (GBNF) notation.
+      after: what may come before it: any text between these two marks; an empty first mark: a text that the prompt has
+        begun, up to the second mark.
     """
 
     json: str | dict[str, Any] | None = None
@@ -48,19 +50,23 @@ class StructuredOutputs(msgspec.Struct, frozen=True, kw_only=True):
     regex: str | None = None
     choice: list[str] | None = None
     grammar: str | None = None
+    after: tuple[str, str] | None = None
 
     def __post_init__(self) -> None:
-        given = [name for name in self.__struct_fields__ if getattr(self, name) not in (None, False)]
+        given = [name for name in _FORMS if getattr(self, name) not in (None, False)]
         if len(given) != 1:
             raise InvalidRequestError(
-                f"structured_outputs takes exactly one of {', '.join(self.__struct_fields__)}, not {given}",
+                f"structured_outputs takes exactly one of {', '.join(_FORMS)}, not {given}",
                 param="structured_outputs",
             )
 
     @property
     def kind(self) -> str:
         """Name of the field that is set."""
-        return next(name for name in self.__struct_fields__ if getattr(self, name) not in (None, False))
+        return next(name for name in _FORMS if getattr(self, name) not in (None, False))
+
+
+_FORMS = tuple(name for name in StructuredOutputs.__struct_fields__ if name != "after")
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,6 +108,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
         impossible ("never").
       detokenize: False leaves `text` empty (then what works on text is refused).
       skip_special_tokens: leave control tokens out of the text.
+      shown_special_ids: control tokens that are text all the same.
       spaces_between_special_tokens: as the tokenizer writes them (True), or none (False).
       truncate_prompt_tokens: keep the last k prompt tokens; -1: as many as the context holds beside `max_tokens`.
       output_kind: what a stream of outputs yields.
@@ -139,6 +146,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     early_stopping: bool | Literal["never"] = False
     detokenize: bool = True
     skip_special_tokens: bool = True
+    shown_special_ids: list[int] | None = None
     spaces_between_special_tokens: bool = True
     truncate_prompt_tokens: int | None = None
     output_kind: OutputKind = "cumulative"
@@ -268,6 +276,7 @@ def _processors(name: str, value: Any) -> None:
 
 
 _TOKEN_ID = integer(0, _INT32)
+_MAX_SHOWN_IDS = 64
 _FIELDS: dict[str, Check] = {
     "n": integer(1, MAX_SAMPLES),
     "best_of": integer(1, MAX_SAMPLES),
@@ -301,6 +310,7 @@ _FIELDS: dict[str, Check] = {
     "early_stopping": one_of(True, False, "never"),
     "detokenize": boolean,
     "skip_special_tokens": boolean,
+    "shown_special_ids": list_of(_MAX_SHOWN_IDS, _TOKEN_ID),
     "spaces_between_special_tokens": boolean,
     "truncate_prompt_tokens": integer(-1, _INT32),
     "output_kind": one_of("cumulative", "delta", "final"),

@@ -41,9 +41,11 @@ class Detokenizer:
           tokenizer: gives pieces, bytes and special ids.
           prompt_token_ids: what the text continues; only its last piece matters.
           params: `stop`, `include_stop_str_in_output`, `min_tokens`, `skip_special_tokens`,
-            `spaces_between_special_tokens`.
+            `shown_special_ids`, `spaces_between_special_tokens`.
         """
         skipped = tokenizer.special_ids if params.skip_special_tokens else frozenset()
+        if params.shown_special_ids:
+            skipped = skipped.difference(params.shown_special_ids)
         self._pieces = _pieces(tokenizer, prompt_token_ids, skipped, spaces=params.spaces_between_special_tokens)
         self._stops = StopMatcher(params.stop_strings) if params.stop_strings else None
         self._include_stop = params.include_stop_str_in_output

@@ -28,6 +28,8 @@ def llguidance_source(wanted: StructuredOutputs) -> str:
     """
     try:
         source = _SOURCES[wanted.kind](getattr(wanted, wanted.kind))
+        if wanted.after is not None:
+            source = _after(*wanted.after, source)
         source.encode()
     except RecursionError as error:
         raise invalid(f"{wanted.kind}: too deep") from error
@@ -81,6 +83,18 @@ _SOURCES = {
     "choice": _choice_source,
     "grammar": _grammar_source,
 }
+
+
+def _after(begin: str, end: str, source: str) -> str:
+    """A grammar with a text before it, which may hold anything but its end mark."""
+    quoted = re.escape(end).replace("/", r"\/")
+    start = "thought blanks @answer" if not begin else "(begin thought blanks)? @answer"
+    lines = [f"start: {start}", rf"thought[lazy]: /(.|\n)*{quoted}/", r"blanks: /\n{0,2}/"]
+    if begin:
+        lines.append(f"begin: {gbnf.literal(begin)}")
+    (answer,) = json.loads(source)["grammars"]
+    head = {"lark_grammar": "\n".join(lines) + _OPTIONS}
+    return json.dumps({"grammars": [head, {"name": "answer", **answer}]}, ensure_ascii=False)
 
 
 def _lark(text: str) -> str:
