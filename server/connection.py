@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -14,7 +15,9 @@ from server.errors import APIError, error_object
 
 MAX_HEAD_BYTES = 64 << 10
 MAX_HEADERS = 256
-SECONDS_TO_LINGER = 2.0  # for a body that nobody reads to come in: closing on it would lose the answer
+# For a body that nobody reads to come in: closing on it would lose the answer.
+SECONDS_TO_LINGER = 2.0
+BYTES_TO_LINGER = 64 << 20
 
 
 def uvicorn_options(config: ServerConfig) -> dict[str, Any]:
@@ -35,6 +38,9 @@ class BoundedConnection(HttpToolsProtocol):
         self._options = options
         self._in_head, self._in_body, self._refused = True, False, False
         self._received = self._parsed = 0  # bytes of the head
+        self._begun = False  # there is a head
+        self._unread = 0  # bytes of a body that nobody waits for
+        self._closing = False
         self._refusal = APIError(400, "this is no HTTP request")
         self._head_timer: asyncio.TimerHandle | None = None
         self._reader_timer: asyncio.TimerHandle | None = None
@@ -54,6 +60,11 @@ class BoundedConnection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._refused:
             return
+        if self._in_body and self.cycle.response_complete:
+            self._unread += len(data)
+            if self._unread > BYTES_TO_LINGER:
+                self.transport.close()
+                return
         unfinished = self._in_head
         super().data_received(data)
         if unfinished and self._in_head:  # all of it belongs to the head, even if no header has ended yet
@@ -65,7 +76,7 @@ class BoundedConnection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._in_head, self._received, self._parsed = True, 0, 0
+        self._in_head, self._begun, self._received, self._parsed = True, True, 0, 0
         self._expect_head()
         if self.flow is not None and not self.flow.write_paused:
             self._reader_is_well()
@@ -85,18 +96,19 @@ class BoundedConnection(HttpToolsProtocol):
             raise self._refusal  # the parser ends, and calls `send_400_response`
 
     def on_headers_complete(self) -> None:
-        self._in_head, self._in_body = False, True
+        self._in_head, self._begun, self._in_body, self._unread = False, False, True, 0
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
         super().on_headers_complete()
+        self.cycle.transport = _GentlyClosed(self.transport, self.close_gently)  # type: ignore[assignment]
 
     def _expect_head(self) -> None:
         if self._head_timer is None:
             self._head_timer = self.loop.call_later(self._options.request_header_timeout, self._head_is_late)
 
     def _head_is_late(self) -> None:
-        if self._received:
+        if self._begun or self._received:
             self._refuse(APIError(408, f"no whole request within {self._options.request_header_timeout} seconds"))
         else:  # nothing was ever asked
             self.transport.close()
@@ -121,13 +133,23 @@ class BoundedConnection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._in_body = False
         super().on_message_complete()
+        if self._closing:
+            self.transport.close()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self._in_body:
             self.loop.call_later(SECONDS_TO_LINGER, self._close_unless_read, self.cycle)
+            self.flow.resume_reading()
         if self.transport.get_write_buffer_size():
             self._watch_reader()
+
+    def close_gently(self) -> None:
+        """Closes once the body has come in or cannot be waited for."""
+        if self._in_body:
+            self._closing = True
+        else:
+            self.transport.close()
 
     def _close_unless_read(self, cycle: Any) -> None:
         if self._in_body and self.cycle is cycle:
@@ -162,6 +184,15 @@ class BoundedConnection(HttpToolsProtocol):
             self.transport.abort()  # the request behind it is aborted as any whose client has gone
         elif size:
             self._look_later(size)
+
+
+class _GentlyClosed:
+    """A transport as one request sees it."""
+
+    __slots__ = ("close", "is_closing", "write")
+
+    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]):
+        self.write, self.is_closing, self.close = transport.write, transport.is_closing, close
 
 
 def _too_large() -> APIError:

@@ -124,9 +124,9 @@ class Gate:
         if "*" in self._origins or origin in self._origins:
             return None
         try:
-            page = urlsplit(origin)
-            ours = bool(page.netloc) and page.netloc == host.lower()
-            ours = ours and not (self._only_local_names and not _is_fixed(page.hostname or ""))
+            asker = urlsplit(origin)
+            ours = bool(asker.netloc) and asker.netloc == host.lower()
+            ours = ours and not (self._only_local_names and not _is_fixed(asker.hostname or ""))
         except ValueError:  # it is no URL
             ours = False
         message = f"requests of the origin {origin!r:.80} are not allowed; see --allowed-origins"
