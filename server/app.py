@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
 from jaxpaged import __version__
@@ -13,11 +13,13 @@ from jaxpaged.engine.async_llm import AsyncLLM
 from server.api_keys import ApiKeys, configured_keys
 from server.config import ServerConfig
 from server.errors import install_error_handlers
+from server.http_watch import note_route
 from server.middleware import Answers, Gate
-from server.routes import chat, completions, engine_state, health, models, page
+from server.routes import admin, chat, completions, embeddings, engine_state, health, metrics, models, page, tokenize
 from server.serving import Serving
+from server.telemetry import Telemetry
 
-ROUTES = (completions, chat, models, health)
+ROUTES = (completions, chat, embeddings, tokenize, models, health, metrics, admin)
 
 
 def create_app(llm: AsyncLLM, config: ServerConfig) -> FastAPI:
@@ -32,6 +34,7 @@ def create_app(llm: AsyncLLM, config: ServerConfig) -> FastAPI:
     async def lifespan(_: FastAPI) -> AsyncGenerator[None, None]:
         yield
         await llm.shutdown(config.shutdown_timeout)
+        await telemetry.close()
 
     app = FastAPI(
         title="jaxpaged",
@@ -40,8 +43,10 @@ def create_app(llm: AsyncLLM, config: ServerConfig) -> FastAPI:
         docs_url=None,  # FastAPI's loads scripts from elsewhere: ours is in `routes.page`
         redoc_url=None,
         openapi_url=None if config.disable_fastapi_docs else "/openapi.json",
+        dependencies=[Depends(note_route)],
     )
-    app.state.serving = Serving(llm, config)
+    app.state.serving = serving = Serving(llm, config)
+    app.state.telemetry = telemetry = Telemetry(llm, config, serving.model_names[0])
     install_error_handlers(app)
     for module in ROUTES:
         app.include_router(module.router)
@@ -52,15 +57,15 @@ def create_app(llm: AsyncLLM, config: ServerConfig) -> FastAPI:
         llm.observers.add(state)
         app.include_router(engine_state.router)
         app.include_router(page.router)
-    _wrap(app, config)
+    _wrap(app, config, telemetry)
     return app
 
 
-def _wrap(app: FastAPI, config: ServerConfig) -> None:
+def _wrap(app: FastAPI, config: ServerConfig, telemetry: Telemetry) -> None:
     """Puts what concerns every route around the app, the innermost first."""
     keys = configured_keys(config)
-    app.add_middleware(Gate, config=config, keys=ApiKeys(keys) if keys else None)
-    app.add_middleware(Answers)
+    app.add_middleware(Gate, config=config, keys=ApiKeys((*keys, *config.admin_api_key)) if keys else None)
+    app.add_middleware(Answers, watch=telemetry.http)
     if config.allowed_origins:  # outermost: a refusal too must be readable for a page that is allowed
         app.add_middleware(
             CORSMiddleware,

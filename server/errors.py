@@ -19,7 +19,7 @@ from jaxpaged.errors import (
     UnsupportedError,
 )
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("jaxpaged.server")
 RETRY_SECONDS = 1  # what a client is told when the queue is full
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 60

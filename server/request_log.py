@@ -1,0 +1,88 @@
+"""A line when a request starts, one when it ends. Neither tells what it says: no prompt, no output, no key."""
+
+from __future__ import annotations
+
+import logging
+
+import msgspec
+
+from jaxpaged.core.sampling_params import SamplingParams
+from jaxpaged.engine.observer import RequestEnd, StepTokens, WatchedRequest
+from jaxpaged.engine.stats import EngineStats
+from server.http_watch import CURRENT
+
+logger = logging.getLogger("jaxpaged.requests")
+# Numbers and switches only: all others hold what the user wrote.
+_TOLD = (
+    "n", "best_of", "temperature", "top_k", "top_p", "min_p", "seed", "presence_penalty", "frequency_penalty",
+    "repetition_penalty", "min_tokens", "max_tokens", "timeout", "logprobs", "prompt_logprobs", "ignore_eos",
+    "use_beam_search", "beam_width",
+)  # fmt: skip
+
+
+class RequestLog:
+    """Observes requests. One that ends with an error is always logged, as a warning.
+
+    Args:
+      model_name: what is served.
+      enabled: log every request.
+    """
+
+    def __init__(self, model_name: str, *, enabled: bool):
+        self._model_name, self._enabled = model_name, enabled
+
+    def on_added(self, request: WatchedRequest) -> None:
+        """Logs the start."""
+        if not self._enabled:
+            return
+        http = CURRENT.get()
+        logger.info(
+            "request %s: %s, model %s, %d prompt tokens, %s",
+            printable(request.request_id),
+            "no HTTP request" if http is None else f"{http.method} {http.route}",
+            self._model_name,
+            request.num_prompt_tokens,
+            _summary(request.params),
+        )
+
+    def on_step(self, core_index: int, stats: EngineStats, tokens: StepTokens) -> None:
+        """Not logged."""
+
+    def on_finished(self, request: WatchedRequest, end: RequestEnd) -> None:
+        """Logs the end."""
+        failed = end.reason == "error"
+        if not failed and not self._enabled:
+            return
+        metrics = end.metrics
+        first, finished = metrics.time_to_first_token, metrics.finished_time
+        # What comes behind a colon is another's words, and may hold the user's.
+        detail = f" ({end.detail.partition(':')[0]})" if end.detail else ""
+        logger.log(
+            logging.WARNING if failed else logging.INFO,
+            "request %s: %s%s after %d tokens, first token after %s s, %s s in all",
+            printable(request.request_id),
+            end.reason,
+            detail,
+            metrics.num_output_tokens,
+            "-" if first is None else f"{first:.3f}",
+            "-" if finished is None else f"{finished - metrics.arrival_time:.3f}",
+        )
+
+
+def printable(request_id: str) -> str:
+    """An id of the client's as it may stand in a line."""
+    return request_id if request_id.isprintable() else repr(request_id)
+
+
+def _summary(params: SamplingParams) -> str:
+    """What a request asks for besides the defaults; of what holds the user's words, only that it is there."""
+    parts = []
+    for field in msgspec.structs.fields(SamplingParams):
+        value = getattr(params, field.name)
+        if field.name == "max_tokens":
+            parts.append(f"max_tokens={value}")
+        elif value != field.default and field.name in _TOLD:
+            parts.append(f"{field.name}={value}")
+        elif value != field.default and field.name != "output_kind":
+            parts.append(field.name)
+    return " ".join(parts)
