@@ -1,0 +1,65 @@
+"""POST /tokenize and POST /detokenize: what the model's tokenizer and chat template make of a request."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from jaxpaged.text.chat import check_template_options
+from server.body import read_body
+from server.protocol.fields import body_schema
+from server.protocol.tokenize import DetokenizeRequest, TokenizeRequest
+from server.serving import Serving, serving
+from server.stream import unless_gone
+
+router = APIRouter()
+
+
+@router.post("/tokenize", openapi_extra=body_schema(TokenizeRequest))
+async def tokenize(http: Request) -> Response:
+    """The tokens of a text or a conversation."""
+    body = await read_body(http, TokenizeRequest)
+    state = serving(http)
+    state.check(body.model)
+    ids = await unless_gone(http, _encode(state, body))
+    names = await asyncio.to_thread(_names, state, ids) if body.return_token_strs else None
+    max_model_len = state.llm.config.max_model_len
+    return _json({"count": len(ids), "max_model_len": max_model_len, "tokens": ids, "token_strs": names})
+
+
+@router.post("/detokenize", openapi_extra=body_schema(DetokenizeRequest))
+async def detokenize(http: Request) -> Response:
+    """The text of tokens, control tokens included."""
+    body = await read_body(http, DetokenizeRequest)
+    state = serving(http)
+    state.check(body.model)
+    text = await unless_gone(http, state.llm.decode(body.tokens, skip_special_tokens=False))
+    return _json({"prompt": text})
+
+
+async def _encode(state: Serving, body: TokenizeRequest) -> list[int]:
+    if body.prompt is not None:
+        return await state.llm.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
+    options = body.chat_template_kwargs or {}
+    check_template_options(options)
+    return await state.llm.render_chat(
+        body.messages or [],
+        add_generation_prompt=body.add_generation_prompt is not False and not body.continue_final_message,
+        continue_final_message=bool(body.continue_final_message),
+        tools=body.tools or None,
+        cut=True,  # what is longer than the context may be counted too
+        **options,
+    )
+
+
+def _names(state: Serving, ids: list[int]) -> list[str]:
+    """The tokens' names in the vocabulary, as Hugging Face's tokenizer tells them."""
+    return [str(name) for name in state.llm.tokenizer.hf.convert_ids_to_tokens(ids)]
+
+
+def _json(answer: dict[str, Any]) -> Response:
+    return Response(msgspec.json.encode(answer), media_type="application/json")
