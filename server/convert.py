@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from jaxpaged.core.sampling_params import ALL_LOGPROBS, SamplingParams
 from jaxpaged.engine.output import RequestOutput
 from jaxpaged.errors import InvalidRequestError
+from server.generation_defaults import with_defaults
 from server.protocol.chat import ChatCompletionRequest
 from server.protocol.completions import CompletionRequest
 from server.protocol.generation import GenerationRequest
@@ -29,8 +30,11 @@ _SAME_NAME = (
 _ABSENT_IF_EMPTY = ("logit_bias", "bad_words", "logits_processors")
 
 
-def sampling_params(body: GenerationRequest) -> SamplingParams:
+def sampling_params(body: GenerationRequest, defaults: Mapping[str, Any] | None = None) -> SamplingParams:
     """Sampling parameters of a body.
+
+    Args:
+      defaults: of what the body leaves out; a resolved `ServerConfig.override_generation_config`.
 
     Raises:
       InvalidRequestError: the field is named as SamplingParams names it; see `named_as_sent`.
@@ -43,7 +47,8 @@ def sampling_params(body: GenerationRequest) -> SamplingParams:
     if form is not None:
         params["structured_outputs"] = form
     specific = _chat_params(body) if isinstance(body, ChatCompletionRequest) else _completion_params(body)
-    made = SamplingParams(**{**params, **specific}, output_kind="delta" if body.stream else "final")
+    params = with_defaults({**params, **specific}, defaults or {})
+    made = SamplingParams(**params, output_kind="delta" if body.stream else "final")
     _check_sequences(len(body.prompt) if isinstance(body, CompletionRequest) else 1, made)
     return made
 
@@ -105,6 +110,8 @@ def _sent_names(body: GenerationRequest) -> dict[str, str]:
     elif body.prompt_logprobs is None:
         names["prompt_logprobs"] = "logprobs"
     names["structured_outputs"] = structured_field(body) or "structured_outputs"
+    if isinstance(body, ChatCompletionRequest) and body.forces_call:
+        names["structured_outputs"] = "tools"
     return names
 
 
@@ -115,6 +122,7 @@ class Usage:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    reasoning_tokens: int | None = None
     _seen: set[int] = field(default_factory=set)
 
     def add(self, index: int, output: RequestOutput) -> None:
@@ -127,12 +135,15 @@ class Usage:
 
     def to_json(self) -> dict[str, Any]:
         """OpenAI's usage object."""
-        return {
+        usage: dict[str, Any] = {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
+        if self.reasoning_tokens is not None:
+            usage["completion_tokens_details"] = {"reasoning_tokens": self.reasoning_tokens}
+        return usage
 
 
 def total_usage(outputs: Iterable[RequestOutput]) -> Usage:

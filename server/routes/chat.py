@@ -34,7 +34,7 @@ async def create_chat_completion(http: Request) -> Response:
     kind = "chat.completion.chunk" if body.stream else "chat.completion"
     head = state.head(http, body, "chatcmpl", kind)
     with named_as_sent(body):
-        params = sampling_params(body)
+        params = sampling_params(body, state.config.override_generation_config)
         prepared = await unless_gone(http, _prepare(state, body, params, head["id"]))
     choices = ChatChoices(body, state.logprob_format(body))
     stream = state.llm.stream(prepared)

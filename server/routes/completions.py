@@ -7,12 +7,12 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.engine.async_llm import PreparedRequest
+from server.answers import LONG, Failures, json_answer, num_records
 from server.body import read_body
 from server.completion_choices import CompletionChoices
 from server.convert import Usage, named_as_sent, sampling_params, total_usage
@@ -32,7 +32,7 @@ async def create_completion(http: Request) -> Response:
     state.check(body.model)
     head = state.head(http, body, "cmpl", "text_completion")
     with named_as_sent(body):
-        params = sampling_params(body)
+        params = sampling_params(body, state.config.override_generation_config)
         prepared = await unless_gone(http, _prepare(state, body, params, head["id"]))
     form = state.logprob_format(body)
     texts = [await _echo(state, body, p) for p in prepared]
@@ -41,12 +41,17 @@ async def create_completion(http: Request) -> Response:
         for i, (p, text) in enumerate(zip(prepared, texts, strict=True))
     ]
     streams = [state.llm.stream(p) for p in prepared]
+    failures = Failures(len(prepared) * params.n, head["id"])
     if body.stream:
-        return await event_stream(http, _events(body, merged(streams), makers, head))
+        return await event_stream(http, _events(body, merged(streams), makers, head, failures))
     outputs = await unless_gone(http, finals(streams))
-    choices = [choice for maker, output in zip(makers, outputs, strict=True) for choice in maker.of(output)]
-    answer = {**head, "choices": choices, "usage": total_usage(outputs).to_json()}
-    return Response(msgspec.json.encode(answer), media_type="application/json")
+    failures.check(outputs)
+
+    def answer() -> dict[str, Any]:
+        choices = [choice for maker, output in zip(makers, outputs, strict=True) for choice in maker.of(output)]
+        return {**head, "choices": choices, "usage": total_usage(outputs).to_json()}
+
+    return await json_answer(answer, outputs)
 
 
 async def _prepare(
@@ -70,6 +75,7 @@ async def _events(
     merged_outputs: AsyncGenerator[tuple[int, Any], None],
     makers: list[CompletionChoices],
     head: dict[str, Any],
+    failures: Failures,
 ) -> AsyncGenerator[bytes, None]:
     """A chunk for each choice that has moved, one with the usage if wanted."""
     options = body.stream_options
@@ -79,8 +85,13 @@ async def _events(
     async with aclosing(merged_outputs) as outputs:
         async for index, output in outputs:
             usage.add(index, output)
+            failures.check([output])
             extra = {"usage": usage.to_json() if continuous else None} if with_usage or continuous else {}
-            yield b"".join(event({**head, "choices": [choice], **extra}) for choice in makers[index].of(output))
+            if num_records(output) < LONG:
+                choices = makers[index].of(output)
+            else:  # a whole prompt is echoed
+                choices = await asyncio.to_thread(makers[index].of, output)
+            yield b"".join(event({**head, "choices": [choice], **extra}) for choice in choices)
     if with_usage:
         yield event({**head, "choices": [], "usage": usage.to_json()})
     yield DONE
