@@ -6,6 +6,7 @@ import copy
 import math
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -18,7 +19,7 @@ from jaxpaged.core.snapshot import EngineSnapshot, block_map, describe
 from jaxpaged.core.step import RequestUpdate, TokenLogprobs
 from jaxpaged.engine.checks import check_params, check_scheduling, checked_pooling, checked_prompt
 from jaxpaged.engine.stats import EngineStats
-from jaxpaged.errors import QueueFullError, RequestTooLargeError
+from jaxpaged.errors import InvalidRequestError, QueueFullError, RequestTooLargeError
 
 HIDDEN_SIZE = 16
 
@@ -49,6 +50,8 @@ class FakeEngine:
       requests: all that were added, in order.
       added, aborted: request ids, in order.
       pooling: how "the model" pools; every embedding is `hidden_state` of the prompt, cut and scaled.
+      num_resets: how often the prefix cache was to be forgotten.
+      profile: the folder of the trace that is being taken.
       counts: what `stats` tells that does not follow from the above, by name; may be set.
     """
 
@@ -80,6 +83,8 @@ class FakeEngine:
         self.aborted: list[str] = []
         self.num_programs, self.num_compilations = 3, 0
         self.hidden_size, self.pooling = HIDDEN_SIZE, "last"
+        self.num_resets = 0
+        self.profile: str | None = None
         self.counts = {"num_steps": 0, "num_prompt_tokens": 0, "num_generated_tokens": 0, "schedule_seconds": 0.0}
 
     @property
@@ -96,6 +101,20 @@ class FakeEngine:
             num_compilations=self.num_compilations,
             **self.counts,  # type: ignore[arg-type]
         )
+
+    def reset_prefix_cache(self) -> None:
+        self.num_resets += 1
+
+    def start_profile(self, folder: str) -> None:
+        if self.profile is not None:
+            raise InvalidRequestError("a profile is being taken already: stop it first")
+        self.profile = folder
+
+    def stop_profile(self) -> None:
+        if self.profile is None:
+            raise InvalidRequestError("no profile is being taken: start one first")
+        (Path(self.profile) / "trace").touch()
+        self.profile = None
 
     def make_request(
         self,
