@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 from fastapi import Request
 
 from jaxpaged import __version__
@@ -66,8 +67,10 @@ class Serving:
         *,
         add_special_tokens: bool = True,
     ) -> PreparedRequest:
-        """Checks one prompt of a request."""
-        config = self.llm.config
+        """Checks one prompt of a request, and gives it no more time than the server gives any."""
+        config, limit = self.llm.config, self.config.request_timeout
+        if limit is not None and (params.timeout is None or params.timeout > limit):
+            params = msgspec.structs.replace(params, timeout=limit)
         too_long = config.max_model_len is not None and len(prompt) >= config.max_model_len
         if too_long and not isinstance(prompt, str) and params.truncate_prompt_tokens is None:
             # Before a million ids are looked at one by one.

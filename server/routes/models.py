@@ -10,6 +10,18 @@ from server.errors import APIError
 from server.serving import Serving, serving
 
 router = APIRouter()
+_ALLOWED = {
+    "allow_create_engine": False,
+    "allow_sampling": True,
+    "allow_logprobs": True,
+    "allow_search_indices": False,
+    "allow_view": True,
+    "allow_fine_tuning": False,
+    "organization": "*",
+    "group": None,
+    "is_blocking": False,
+}
+"""What every key may do with the model, in the words of OpenAI's first models."""
 
 
 @router.get("/v1/models")
@@ -38,4 +50,5 @@ def _card(state: Serving, name: str) -> dict[str, Any]:
         "root": config.model,
         "parent": None,
         "max_model_len": config.max_model_len,
+        "permission": [{"id": f"modelperm-{name}", "object": "model_permission", "created": state.created, **_ALLOWED}],
     }

@@ -1,0 +1,85 @@
+"""A whole answer: its JSON, or an error if nothing came of the request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import msgspec
+from fastapi.responses import Response
+
+from jaxpaged.core.request import FAILURES
+from jaxpaged.core.step import NONE_ALLOWED
+from jaxpaged.engine.output import PositionLogprobs, RequestOutput
+from server.errors import APIError, logger
+
+LONG = 2048  # records of tokens from which on JSON is made beside the event loop
+_SLICE = 256  # elements of a list that are encoded at once: meanwhile no other thread runs
+_ASKED_FOR_NONE = FAILURES[NONE_ALLOWED].stop_reason
+
+
+async def json_answer(build: Callable[[], dict[str, Any]], outputs: Sequence[RequestOutput]) -> Response:
+    """The response to a request.
+
+    Args:
+      build: makes its body.
+      outputs: what it is made of: how long that takes goes by their logprobs.
+    """
+    if sum(map(num_records, outputs)) < LONG:
+        content = msgspec.json.encode(build())
+    else:
+        content = await asyncio.to_thread(lambda: encoded(build()))
+    return Response(content, media_type="application/json")
+
+
+def num_records(output: RequestOutput) -> int:
+    """How many tokens and rivals its logprobs tell of, about."""
+    return _num_records(output.prompt_logprobs) + sum(_num_records(c.logprobs) for c in output.outputs)
+
+
+def _num_records(positions: Sequence[PositionLogprobs | None] | None) -> int:
+    last = positions[-1] if positions else None
+    return 0 if last is None or positions is None else len(positions) * (1 + len(last.top))
+
+
+def encoded(value: Any, depth: int = 0) -> bytes:
+    """JSON of an answer, made in slices. The lists of choices and of positions are near its root."""
+    if isinstance(value, dict) and depth < 5:
+        pairs = (msgspec.json.encode(key) + b":" + encoded(item, depth + 1) for key, item in value.items())
+        return b"{" + b",".join(pairs) + b"}"
+    if isinstance(value, list) and depth < 2:
+        return b"[" + b",".join(encoded(item, depth + 1) for item in value) + b"]"
+    if isinstance(value, list) and len(value) > _SLICE:
+        slices = (value[i : i + _SLICE] for i in range(0, len(value), _SLICE))
+        return b"[" + b",".join(msgspec.json.encode(part)[1:-1] for part in slices) + b"]"
+    return msgspec.json.encode(value)
+
+
+class Failures:
+    """Which choices of a request failed. Once they all have, there is nothing to answer but an error.
+
+    As long as one has not, the others' `finish_reason` is "error".
+    """
+
+    def __init__(self, num_choices: int, request_id: str):
+        self._left, self._request_id = num_choices, request_id
+
+    def check(self, outputs: Iterable[RequestOutput]) -> None:
+        """Counts those that failed in these outputs: all there are, or what is new.
+
+        Raises:
+          APIError: none is left.
+        """
+        for output in outputs:
+            for choice in output.outputs:
+                if choice.finish_reason == "error":
+                    self._left -= 1
+                    logger.warning("request %s: generation failed: %s", self._request_id, choice.stop_reason)
+                    if not self._left:
+                        raise _failed(choice.stop_reason)
+
+
+def _failed(reason: int | str | None) -> APIError:
+    status = 400 if reason == _ASKED_FOR_NONE else 500
+    return APIError(status, f"the generation failed: {reason}", code="generation_error")
