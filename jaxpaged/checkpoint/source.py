@@ -223,20 +223,34 @@ def _download(name: str, *, weights: bool) -> Path:
     from huggingface_hub import snapshot_download
 
     patterns = [*_HUB_FILES, "*.safetensors"] if weights else list(_HUB_FILES)
-    failures = []
+    reason = ""
     for local_only in (False, True):
         try:
             folder = snapshot_download(
                 name,
                 allow_patterns=patterns,
-                ignore_patterns=list(_HUB_IGNORED),
+                ignore_patterns=["*/*", "consolidated*"],
                 local_files_only=local_only,
             )
         except (OSError, ValueError) as error:  # every error of huggingface_hub is one of the two
-            failures.append(f"{type(error).__name__}: {str(error).strip().splitlines()[0]}")
+            reason = reason or _hub_reason(name, error)
         else:
             return Path(folder)
     raise ModelNotFoundError(
-        f"{name!r} was not found. Tried: the folder or file {Path(name).absolute()}; "
-        f"Hugging Face ({failures[0]}); the local Hugging Face cache ({failures[1]})"
+        f"{name!r} was not found: it is no folder or file here, it is not in the Hugging Face cache, and {reason}"
     )
+
+
+def _hub_reason(name: str, error: Exception) -> str:
+    """Why Hugging Face gave nothing, in a line of our own: its errors are paragraphs."""
+    from huggingface_hub import constants, errors
+
+    if isinstance(error, errors.GatedRepoError):
+        return f"its terms must be accepted at https://huggingface.co/{name}, and HF_TOKEN be set"
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return "Hugging Face has no such model, or it is private and HF_TOKEN is not set"
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE forbids to ask Hugging Face"
+    if isinstance(error, errors.LocalEntryNotFoundError | ConnectionError | TimeoutError):
+        return "Hugging Face cannot be reached"
+    return f"Hugging Face failed ({type(error).__name__}: {str(error).strip().splitlines()[0]:.200})"

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -100,8 +101,40 @@ def test_names_that_are_nothing(name):
         open_model(name)
 
 
-def test_hub_name_offline_says_what_was_tried():
-    with pytest.raises(ModelNotFoundError, match=r"(?s)'no-such/model' .*the folder.*Hugging Face.*cache"):
+def _hub_error(kind: str) -> Exception:
+    from huggingface_hub import errors
+
+    class_ = getattr(errors, kind)
+    if issubclass(class_, errors.HfHubHTTPError):
+        return class_(
+            "a paragraph\n\nof text", response=httpx2.Response(401, request=httpx2.Request("GET", "http://x"))
+        )
+    return class_("a paragraph\n\nof text")
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("GatedRepoError", "terms must be accepted at https://huggingface.co/no-such/model"),
+        ("RepositoryNotFoundError", "no such model"),
+        ("LocalEntryNotFoundError", "cannot be reached"),
+        ("HfHubHTTPError", "Hugging Face failed (HfHubHTTPError: a paragraph"),
+    ],
+)
+def test_hub_errors_are_one_line(kind, reason, monkeypatch):
+    def fail(*_, **__):
+        raise _hub_error(kind)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    with pytest.raises(ModelNotFoundError, match=r"'no-such/model' was not found: it is no folder") as error:
+        open_model("no-such/model")
+    assert reason in str(error.value) and "\n" not in str(error.value)
+
+
+def test_hub_name_offline_says_what_was_tried(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ModelNotFoundError, match=r"no folder .*not in the Hugging Face cache.*HF_HUB_OFFLINE"):
         open_model("no-such/model")
 
 
