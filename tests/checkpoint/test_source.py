@@ -106,9 +106,7 @@ def _hub_error(kind: str) -> Exception:
 
     class_ = getattr(errors, kind)
     if issubclass(class_, errors.HfHubHTTPError):
-        return class_(
-            "a paragraph\n\nof text", response=httpx2.Response(401, request=httpx2.Request("GET", "http://x"))
-        )
+        return class_("a paragraph\n\nof text", response=SimpleNamespace(headers={}, request=None))
     return class_("a paragraph\n\nof text")
 
 
