@@ -11,10 +11,12 @@ from fastapi.middleware.cors import CORSMiddleware
 from jaxpaged import __version__
 from jaxpaged.engine.async_llm import AsyncLLM
 from server.api_keys import ApiKeys, configured_keys
+from server.chat_template import read_chat_template
 from server.config import ServerConfig
 from server.errors import install_error_handlers
 from server.http_watch import note_route
 from server.middleware import Answers, Gate
+from server.openapi import complete_openapi
 from server.routes import admin, chat, completions, embeddings, engine_state, health, metrics, models, page, tokenize
 from server.serving import Serving
 from server.telemetry import Telemetry
@@ -45,6 +47,8 @@ def create_app(llm: AsyncLLM, config: ServerConfig) -> FastAPI:
         openapi_url=None if config.disable_fastapi_docs else "/openapi.json",
         dependencies=[Depends(note_route)],
     )
+    if config.chat_template is not None:
+        llm.tokenizer.use_chat_template(read_chat_template(config.chat_template))
     app.state.serving = serving = Serving(llm, config)
     app.state.telemetry = telemetry = Telemetry(llm, config, serving.model_names[0])
     install_error_handlers(app)
@@ -65,6 +69,7 @@ def _wrap(app: FastAPI, config: ServerConfig, telemetry: Telemetry) -> None:
     """Puts what concerns every route around the app, the innermost first."""
     keys = configured_keys(config)
     app.add_middleware(Gate, config=config, keys=ApiKeys((*keys, *config.admin_api_key)) if keys else None)
+    complete_openapi(app, with_keys=bool(keys))
     app.add_middleware(Answers, watch=telemetry.http)
     if config.allowed_origins:  # outermost: a refusal too must be readable for a page that is allowed
         app.add_middleware(

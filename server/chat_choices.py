@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jaxpaged.engine.output import CompletionOutput, RequestOutput
@@ -18,14 +18,19 @@ class ChatChoices:
         self._echo = _own_last_text(body.messages) if body.echo else ""
         self._begun: set[int] = set()
 
+    @property
+    def reasoning_tokens(self) -> int | None:
+        """Tokens of the model's thoughts so far; None: thoughts are not told apart."""
+        return None
+
     def whole(self, output: RequestOutput) -> list[dict[str, Any]]:
         """All choices, once they have ended."""
         return [
             {
                 "index": completion.index,
-                "message": {"role": "assistant", "content": self._echo + completion.text, "refusal": None},
+                "message": self._message(completion),
                 "logprobs": self._logprobs(completion),
-                "finish_reason": completion.finish_reason,
+                "finish_reason": self._finish_reason(completion),
                 "stop_reason": completion.stop_reason,
                 **self._token_ids(completion),
             }
@@ -40,12 +45,12 @@ class ChatChoices:
                 yield self._piece(completion.index, {"role": "assistant", "content": ""})
                 if self._echo:
                     yield self._piece(completion.index, {"content": self._echo})
-            ended = completion.finish_reason is not None
-            if completion.text or completion.logprobs or (self._body.return_token_ids and completion.token_ids):
-                piece = self._piece(completion.index, {"content": completion.text})
-                yield {**piece, "logprobs": self._logprobs(completion), **self._token_ids(completion)}
-            if ended:
-                end = {"finish_reason": completion.finish_reason, "stop_reason": completion.stop_reason}
+            beside = {"logprobs": self._logprobs(completion), **self._token_ids(completion)}
+            for delta in self._deltas(completion):
+                yield {**self._piece(completion.index, delta), **beside}
+                beside = {}  # once
+            if completion.finish_reason is not None:
+                end = {"finish_reason": self._finish_reason(completion), "stop_reason": completion.stop_reason}
                 yield {**self._piece(completion.index, {}), **end}
 
     def of_prompt(self, output: RequestOutput) -> dict[str, Any]:
@@ -56,6 +61,18 @@ class ChatChoices:
         if self._body.return_token_ids:
             said["prompt_token_ids"] = output.prompt_token_ids
         return said
+
+    def _message(self, completion: CompletionOutput) -> dict[str, Any]:
+        return {"role": "assistant", "content": self._echo + completion.text, "refusal": None}
+
+    def _deltas(self, completion: CompletionOutput) -> Sequence[dict[str, Any]]:
+        """What a completion's delta adds to the message, a piece a chunk."""
+        if completion.text or completion.logprobs or (self._body.return_token_ids and completion.token_ids):
+            return ({"content": completion.text},)
+        return ()
+
+    def _finish_reason(self, completion: CompletionOutput) -> str | None:
+        return completion.finish_reason
 
     @staticmethod
     def _piece(index: int, delta: dict[str, Any]) -> dict[str, Any]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from jaxpaged.errors import ConfigError
+from server.chat_template import read_chat_template
+from server.reasoning import reasoning_format
+from server.tools.formats import tool_format
 
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 
@@ -27,6 +31,8 @@ class ServerConfig:
       ssl_certfile: certificate, with its chain, PEM; None: plain HTTP.
       ssl_ca_certs: demand of clients a certificate that one of these signed, PEM; None: none is asked for.
       root_path: path prefix under which a proxy serves it.
+      data_parallel_size: engine processes, each with the whole model, on a device of its own where there are several;
+        requests are spread over them.
       served_model_name: names that requests use; answers carry the first one. Empty: the model as given.
       api_key: every route but the probes needs one of these keys. Empty: anyone may ask.
       api_key_file: a file with more keys, one a line: unlike `api_key` it does not show in the list of processes.
@@ -51,6 +57,18 @@ class ServerConfig:
         generation_config.json, "vllm" is OpenAI's defaults, else a folder with such a file. Read are temperature,
         top_k, top_p, min_p, repetition_penalty and max_new_tokens; the last bounds every request.
       override_generation_config: a JSON object of such parameters, which go before the others. None: none.
+      chat_template: the chat template instead of the model's own: a file, or the template itself in one line. None: the
+        model's.
+      trust_request_chat_template: run chat templates that requests bring. A template is a program: it runs in a
+        sandbox, with limits, but this is for clients that you trust.
+      enable_auto_tool_choice: let the model decide about calling tools. Without it, requests with tools must say
+        `tool_choice` "none", "required" or a name.
+      tool_call_parser: the format in which the model writes calls: hermes (also Qwen 2.5 and 3), llama3_json,
+        pythonic (Llama 3.2 and 4), mistral, deepseek_v3, or json. None: the one that the chat template speaks, else
+        json.
+      exclude_tools_when_tool_choice_none: do not tell the model of tools that it may not call.
+      reasoning_parser: how the model marks its thoughts, which then come as `reasoning_content`: deepseek_r1, qwen3 or
+        think. None: they stay in the content.
       shutdown_timeout: how many seconds SIGTERM waits for running requests.
       admin_api_key: keys of the administrator, for POST /reset_prefix_cache, /start_profile and /stop_profile, which
         are forbidden without one; they serve as `api_key` too.
@@ -71,6 +89,7 @@ class ServerConfig:
     ssl_certfile: str | None = None
     ssl_ca_certs: str | None = None
     root_path: str = ""
+    data_parallel_size: int = 1
     served_model_name: tuple[str, ...] = ()
     api_key: tuple[str, ...] = ()
     api_key_file: str | None = None
@@ -91,6 +110,12 @@ class ServerConfig:
     enable_public_page: bool = False
     generation_config: str = "auto"
     override_generation_config: Mapping[str, Any] | None = None
+    chat_template: str | None = None
+    trust_request_chat_template: bool = False
+    enable_auto_tool_choice: bool = True
+    tool_call_parser: str | None = None
+    exclude_tools_when_tool_choice_none: bool = False
+    reasoning_parser: str | None = None
     shutdown_timeout: float = 30.0
     admin_api_key: tuple[str, ...] = ()
     profiler_dir: str | None = None
@@ -110,6 +135,9 @@ class ServerConfig:
             raise ConfigError(f"uvicorn_log_level={self.uvicorn_log_level!r} must be one of {', '.join(LOG_LEVELS)}")
         if self.log_level not in LOG_LEVELS[:-1]:
             raise ConfigError(f"log_level={self.log_level!r} must be one of {', '.join(LOG_LEVELS[:-1])}")
+        if self.otlp_traces_endpoint is not None and not _has_otlp():
+            packages = "pip install 'jaxpaged[otlp]'"
+            raise ConfigError(f"otlp_traces_endpoint={self.otlp_traces_endpoint!r} needs more packages: {packages}")
         if self.ssl_keyfile and not self.ssl_certfile:
             raise ConfigError("ssl_keyfile needs ssl_certfile")
         if self.ssl_ca_certs and not self.ssl_certfile:
@@ -122,9 +150,20 @@ class ServerConfig:
             seconds = getattr(self, name)
             if seconds is not None and not 0 < seconds <= 1e6:
                 raise ConfigError(f"{name}={seconds} must be a number of seconds from 0 to 1e6")
+        if self.chat_template is not None:
+            read_chat_template(self.chat_template)
+        tool_format(self.tool_call_parser, None)
+        reasoning_format(self.reasoning_parser)
         if self.limit_concurrency is not None and self.limit_concurrency < 1:
             raise ConfigError(f"limit_concurrency={self.limit_concurrency} must be at least 1")
         if self.max_body_bytes < 1:
             raise ConfigError(f"max_body_bytes={self.max_body_bytes} must be at least 1")
         if self.allow_credentials and "*" in self.allowed_origins:
             raise ConfigError('allow_credentials with allowed_origins="*" would let any web page act for its visitors')
+
+
+def _has_otlp() -> bool:
+    try:
+        return importlib.util.find_spec("opentelemetry.exporter.otlp.proto.http.trace_exporter") is not None
+    except ModuleNotFoundError:
+        return False

@@ -6,33 +6,44 @@ from typing import Any
 
 # Field -> values that ask for nothing. None is always one.
 NOT_YET: dict[str, tuple[Any, ...]] = {
+    "ec_transfer_params": (),
+    "guided_decoding_backend": (),
+    "guided_whitespace_pattern": (),
     "kv_transfer_params": (),
-    "vllm_xargs": ({},),
+    "repetition_detection": (),
+    "return_mm_kwargs": (True, False),  # only what vLLM's render endpoints return
+    "return_token_offsets": (False,),
+    "routed_experts_prompt_start": (0,),
     "service_tier": ("auto", "default"),
+    "store": (False,),
+    "stream_interval": (1,),
+    "thinking_token_budget": (-1,),
+    "truncation_side": ("left",),
+    "vllm_xargs": ({},),
+    "watermarking": (False,),
 }
 NOT_YET_COMPLETION: dict[str, tuple[Any, ...]] = {
     **NOT_YET,
+    "prompt_embeds": (),
     "suffix": ("",),
 }
 NOT_YET_CHAT: dict[str, tuple[Any, ...]] = {
     **NOT_YET,
     "add_special_tokens": (False,),  # the template writes them
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
-    "functions": ([],),
+    "functions": ([],),  # OpenAI's older words for tools
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
-    "reasoning_effort": (),
     "verbosity": ("medium",),
     "web_search_options": (),
-    "store": (False,),
-    "chat_template": (),  # a template is a program: only the model's own is run
-    "documents": ([],),
+    "media_io_kwargs": ({},),
     "mm_processor_kwargs": ({},),
+    "return_prompt_text": (False,),
 }
+
+
+INSTEAD = {"functions": "tools", "function_call": "tool_choice"}  # what to send for what is refused
 
 
 def first_refused(data: dict[str, Any], not_yet: dict[str, tuple[Any, ...]]) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from jaxpaged import __version__
 from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.engine.async_llm import AsyncLLM, PreparedRequest
 from jaxpaged.errors import EngineDeadError, RequestTooLargeError
+from server.chat_plan import ChatFormats
 from server.config import ServerConfig
 from server.errors import APIError
 from server.logprobs import LogprobFormat
@@ -31,6 +33,11 @@ class Serving:
     llm: AsyncLLM
     config: ServerConfig
     created: int = field(default_factory=lambda: int(time.time()))
+
+    @functools.cached_property
+    def chat_formats(self) -> ChatFormats:
+        """How the model writes calls and thoughts."""
+        return ChatFormats.of(self.config, self.llm.tokenizer)
 
     @property
     def model_names(self) -> Sequence[str]:

@@ -37,6 +37,8 @@ def render_chat(
     *,
     add_generation_prompt: bool = True,
     tools: Sequence[Mapping[str, Any]] | None = None,
+    documents: Sequence[Mapping[str, Any]] | None = None,
+    chat_template: str | None = None,
     continue_final_message: bool = False,
     allow_control_tokens: bool = False,
     max_tokens: int | None = None,
@@ -52,6 +54,8 @@ def render_chat(
         A template that cannot loop over parts gets them joined by newlines. An assistant's content may be None.
       add_generation_prompt: end with the header of an assistant turn.
       tools: JSON schemas for the template.
+      documents: documents for the template.
+      chat_template: instead of the model's own.
       continue_final_message: leave the last message open, to be continued.
       allow_control_tokens: let text in messages that spells a control token become one. By default it stays
         text, so that a user cannot end his own turn and speak as the system.
@@ -62,7 +66,7 @@ def render_chat(
     Raises:
       InvalidRequestError: no template, messages of a wrong form, or the template refuses them.
     """
-    template = _template(tokenizer, tools)
+    template = chat_template or chat_template_of(tokenizer, tools)
     check_template_options(template_options)
     takes_text, takes_parts = _content_forms(tokenizer, template)
     checked = [_message(m, i, takes_text, takes_parts) for i, m in enumerate(_nonempty(messages))]
@@ -71,12 +75,14 @@ def render_chat(
         mark = f"\ue000{secrets.token_hex(8)}\ue001"  # unguessable: nobody can forge or meet it
         checked = _break_specials(checked, specials, mark)
         tools = _break_specials(tools, specials, mark)
+        documents = _break_specials(documents, specials, mark)
         template_options = _break_specials(template_options, specials, mark)
     text = _render(
         tokenizer,
         template,
         checked,
         tools=list(tools) if tools else None,
+        documents=list(documents) if documents else None,
         add_generation_prompt=add_generation_prompt,
         continue_final_message=continue_final_message,
         **template_options,
@@ -103,7 +109,18 @@ def _render(tokenizer: Tokenizer, template: str, messages: list[dict[str, Any]],
     return text
 
 
-def _template(tokenizer: Tokenizer, tools: Any) -> str:
+@functools.lru_cache(maxsize=64)
+def template_knows(template: str, variable: str) -> bool:
+    """Whether a template speaks of a variable."""
+    return re.search(rf"\b{variable}\b", template) is not None
+
+
+def chat_template_of(tokenizer: Tokenizer, tools: Any = None) -> str:
+    """The model's template, that for tools if there is one and they are given.
+
+    Raises:
+      InvalidRequestError: it has none.
+    """
     template, named = tokenizer.chat_template, tokenizer.hf.chat_template
     if tools and isinstance(named, Mapping):
         template = named.get("tool_use", template)
@@ -134,6 +151,10 @@ def _message(message: Any, index: int, takes_text: bool, takes_parts: bool) -> d
     checked = {key: value for key, value in message.items() if value is not None and key != "content"}
     if "tool_calls" in checked:
         checked["tool_calls"] = _tool_calls(checked["tool_calls"], f"{where}.tool_calls")
+    if checked.get("function_call") is not None:
+        raise InvalidRequestError(f"{where}.function_call is not supported: use tool_calls", param=where)
+    if isinstance(checked.get("reasoning"), str):  # templates know it by the older name
+        checked.setdefault("reasoning_content", checked["reasoning"])
     content = message.get("content")
     if content is None:
         if role != "assistant":
@@ -191,6 +212,8 @@ def _tool_call(call: Any, where: str) -> Any:
             arguments = json.loads(arguments)
         except (ValueError, RecursionError) as e:
             raise InvalidRequestError(f"{where}.function.arguments is not JSON: {e}", param=where) from e
+    if not isinstance(arguments, Mapping):
+        raise InvalidRequestError(f"{where}.function.arguments is no JSON object", param=where)
     return {**call, "function": {**function, "arguments": arguments}}
 
 

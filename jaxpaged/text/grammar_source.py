@@ -16,7 +16,7 @@ MAX_CHARS = 256 << 10  # of a schema, grammar or regular expression
 
 _OPTIONS = '\n%llguidance {"no_forcing": true}\n'  # the model cuts the text into tokens, not the grammar
 # Enough for compact and for indented JSON, and too little to write blanks for ever.
-_BLANKS = {"whitespace_pattern": r" {1,4}|\r?\n[ \t]{0,40}"}
+JSON_BLANKS = {"whitespace_pattern": r" {1,4}|\r?\n[ \t]{0,40}"}
 _MAX_REASON = 300  # characters
 
 
@@ -50,7 +50,7 @@ def _json_source(schema: str | dict[str, Any]) -> str:
         raise ValueError(f"a schema is an object, not {type(schema).__name__}")
     options = schema.get("x-guidance", {})
     if isinstance(options, dict) and "whitespace_flexible" not in options:
-        schema = {**schema, "x-guidance": {**_BLANKS, **options}}
+        schema = {**schema, "x-guidance": {**JSON_BLANKS, **options}}
     text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
     _check_length(text)
     return _lark("start: %json " + text)

@@ -89,6 +89,10 @@ class Tokenizer:
         template: Any = self.hf.chat_template
         return template.get("default") if isinstance(template, dict) else template
 
+    def use_chat_template(self, template: str) -> None:
+        """Replaces the model's templates."""
+        self.hf.chat_template = template
+
     def check_length(self, text: str, max_tokens: int, *, cut: bool = False) -> None:
         """Refuses text that must have more than `max_tokens` tokens by its length alone, before any time goes into it.
 

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from server.protocol.fields import invalid
 from server.protocol.generation import GenerationRequest
+from server.protocol.tools import ToolFields
 from server.refused import NOT_YET_CHAT
+from server.structured import structured_field
 
 MAX_MESSAGES = 16384
+MAX_DOCUMENTS = 1024
+MAX_TEMPLATE = 1 << 16  # characters
+
+Documents = Annotated[list[dict[str, Any]], Field(max_length=MAX_DOCUMENTS, fail_fast=True)]
 
 
-class ChatCompletionRequest(GenerationRequest):
+class ChatCompletionRequest(GenerationRequest, ToolFields):
     """Body of POST /v1/chat/completions."""
 
     not_yet = NOT_YET_CHAT
@@ -25,6 +31,14 @@ class ChatCompletionRequest(GenerationRequest):
     max_completion_tokens: int | None = Field(None, description="Most tokens to generate.")
     logprobs: bool | None = Field(None, description="Logprobs of each token.")
     top_logprobs: int | None = Field(None, description="And of this many most likely ones.")
+    include_reasoning: bool | None = Field(None, description="Give the model's thoughts. Default true.")
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = Field(
+        None, description="How much to think, where the chat template can tell the model."
+    )
+    documents: Documents | None = Field(None, description="Documents for the chat template, where it knows any.")
+    chat_template: str | None = Field(
+        None, max_length=MAX_TEMPLATE, description="Refused, unless the server trusts its clients' templates."
+    )
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables for the chat template.")
     add_generation_prompt: bool | None = Field(None, description="Open an assistant turn. Default true.")
     continue_final_message: bool | None = Field(None, description="Continue the last message.")
@@ -36,4 +50,8 @@ class ChatCompletionRequest(GenerationRequest):
         both = (self.max_tokens, self.max_completion_tokens)
         if None not in both and both[0] != both[1]:
             raise invalid("max_tokens", f"max_tokens={both[0]} contradicts max_completion_tokens={both[1]}")
+        self.check_tools()
+        form = structured_field(self)
+        if self.forces_call and form is not None:
+            raise invalid(form, f"{form} contradicts tool_choice, which demands a call")
         return self

@@ -24,7 +24,7 @@ from jaxpaged.core.sampling_params import (
 )
 from server.errors import shown
 from server.protocol.fields import invalid
-from server.refused import NOT_YET, first_refused
+from server.refused import INSTEAD, NOT_YET, first_refused
 from server.structured import StructuredFields
 
 MAX_ALLOWED_TOKEN_IDS = 1 << 18  # the largest vocabularies
@@ -120,6 +120,7 @@ class GenerationRequest(StructuredFields):
     return_token_ids: bool | None = Field(None, description="Give the token ids of prompt and output.")
     return_tokens_as_token_ids: bool | None = Field(None, description="Name tokens `token_id:123` in logprobs.")
     request_id: str | None = Field(None, max_length=256, description="Part of the response's id.")
+    session_id: str | None = Field(None, description="Ignored: prefixes are cached by their content.")
     user: str | None = Field(None, description="Ignored.")
     safety_identifier: str | None = Field(None, description="Ignored.")
     prompt_cache_key: str | None = Field(None, description="Ignored: prefixes are cached by their content.")
@@ -134,11 +135,12 @@ class GenerationRequest(StructuredFields):
         fields = cls.model_fields
         for name in data:  # one fault is enough to be told of: there might be a million
             if name not in fields and name not in cls.not_yet:
-                raise invalid(name, f"unknown field {name!r:.80}")
+                raise invalid(name, f"unknown field {name!r:.80}; it is refused rather than ignored")
         refused = first_refused(data, cls.not_yet)
         if refused is not None:
-            context = {"param": refused, "shown": shown(data[refused])}
-            raise PydanticCustomError("unsupported", "{param}={shown} is not supported", context)
+            hint = f"; use {INSTEAD[refused]}" if refused in INSTEAD else ""
+            context = {"param": refused, "shown": shown(data[refused]), "hint": hint}
+            raise PydanticCustomError("unsupported", "{param}={shown} is not supported{hint}", context)
         return {name: value for name, value in data.items() if name in fields}
 
     @model_validator(mode="after")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
@@ -13,16 +14,18 @@ from fastapi.responses import Response
 from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.engine.async_llm import PreparedRequest
 from jaxpaged.engine.output import RequestOutput
-from jaxpaged.text.chat import check_template_options
 from server.body import read_body
 from server.chat_choices import ChatChoices
+from server.chat_plan import ChatPlan
 from server.convert import Usage, named_as_sent, sampling_params, total_usage
+from server.parsed_choices import ParsedChoices
 from server.protocol.chat import ChatCompletionRequest
 from server.protocol.fields import body_schema
 from server.serving import Serving, serving
 from server.stream import DONE, event, event_stream, finals, unless_gone
 
 router = APIRouter()
+_LONG = 1 << 14  # characters
 
 
 @router.post("/v1/chat/completions", openapi_extra=body_schema(ChatCompletionRequest))
@@ -33,37 +36,39 @@ async def create_chat_completion(http: Request) -> Response:
     state.check(body.model)
     kind = "chat.completion.chunk" if body.stream else "chat.completion"
     head = state.head(http, body, "chatcmpl", kind)
+    plan = ChatPlan(body, state.chat_formats, state.config, state.llm.tokenizer)
     with named_as_sent(body):
         params = sampling_params(body, state.config.override_generation_config)
-        prepared = await unless_gone(http, _prepare(state, body, params, head["id"]))
-    choices = ChatChoices(body, state.logprob_format(body))
+        prepared = await unless_gone(http, _prepare(state, body, plan, params, head["id"]))
+    choices = _choices(state, body, plan)
     stream = state.llm.stream(prepared)
     if body.stream:
         return await event_stream(http, _events(body, stream, choices, head))
     (output,) = await unless_gone(http, finals([stream]))
-    answer = {
-        **head,
-        "choices": choices.whole(output),
-        "usage": total_usage([output]).to_json(),
-        **choices.of_prompt(output),
-    }
+    answered = await _whole(choices, output)
+    usage = total_usage([output])
+    usage.reasoning_tokens = choices.reasoning_tokens
+    answer = {**head, "choices": answered, "usage": usage.to_json(), **choices.of_prompt(output)}
     return Response(msgspec.json.encode(answer), media_type="application/json")
 
 
 async def _prepare(
-    state: Serving, body: ChatCompletionRequest, params: SamplingParams, request_id: str
+    state: Serving, body: ChatCompletionRequest, plan: ChatPlan, params: SamplingParams, request_id: str
 ) -> PreparedRequest:
-    options = body.chat_template_kwargs or {}
-    check_template_options(options)
-    ids = await state.llm.render_chat(
-        body.messages,
-        # An open last message and a new turn exclude each other: wanting the one means not wanting the other.
-        add_generation_prompt=body.add_generation_prompt is not False and not body.continue_final_message,
-        continue_final_message=bool(body.continue_final_message),
-        cut=params.truncate_prompt_tokens is not None,
-        **options,
-    )
-    return await state.prepare(body, ids, params, request_id)
+    ids = await state.llm.render_chat(plan.messages, **plan.template_options)
+    return await state.prepare(body, ids, plan.sampling_params(params, ids), request_id)
+
+
+def _choices(state: Serving, body: ChatCompletionRequest, plan: ChatPlan) -> ChatChoices:
+    form = state.logprob_format(body)
+    return ParsedChoices(body, form, plan, state.llm.tokenizer) if plan.parses else ChatChoices(body, form)
+
+
+async def _whole(choices: ChatChoices, output: RequestOutput) -> list[dict[str, Any]]:
+    """All choices; the event loop does not wait while a long text is taken apart."""
+    if sum(len(completion.text) for completion in output.outputs) < _LONG:
+        return choices.whole(output)
+    return await asyncio.to_thread(choices.whole, output)
 
 
 async def _events(
@@ -81,8 +86,10 @@ async def _events(
     async with aclosing(stream) as outputs:
         async for output in outputs:
             usage.add(0, output)
+            pieces = list(choices.pieces(output))
+            usage.reasoning_tokens = choices.reasoning_tokens
             extra = {"usage": usage.to_json() if continuous else None} if with_usage or continuous else {}
-            chunks = [{**head, "choices": [choice], **extra} for choice in choices.pieces(output)]
+            chunks = [{**head, "choices": [piece], **extra} for piece in pieces]
             if chunks and not begun:
                 begun = True
                 chunks[0] |= choices.of_prompt(output)

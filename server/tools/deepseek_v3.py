@@ -2,12 +2,12 @@
 
 V3 and R1 write a type, a name, and the arguments in a fenced block; V3.1 the name and the arguments alone:
 
-    <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME
+    <|tool▁calls▁begin|><|tool▁call▁begin|>function<|tool▁sep|>NAME
     ```json
     {...}
-    ```<｜tool▁call▁end｜><｜tool▁calls▁end｜>
+    ```<|tool▁call▁end|><|tool▁calls▁end|>
 
-    <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{...}<｜tool▁call▁end｜><｜tool▁calls▁end｜>
+    <|tool▁calls▁begin|><|tool▁call▁begin|>NAME<|tool▁sep|>{...}<|tool▁call▁end|><|tool▁calls▁end|>
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from server.tools.calls import Call, NamedCall
 from server.tools.json_value import BLANKS
 from server.tools.scanner import CallScanner, Markers, State
 
+# The bars are full-width and the blanks are no spaces.
 CALLS, CALL, SEPARATOR, END, CALLS_END = (
-    "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>",
-)  # fmt: skip
+    f"<\uff5c{name}\uff5c>".replace(" ", "\u2581")
+    for name in ("tool calls begin", "tool call begin", "tool sep", "tool call end", "tool calls end")
+)
 FENCE = "```json"
 MAX_HEAD = 512  # characters between the beginning of a call and its arguments
 

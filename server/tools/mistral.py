@@ -1,4 +1,4 @@
-"""Mistral: `[TOOL_CALLS]` and then an array of objects, or, in newer models, `name{...}` or `name[ARGS]{...}` a call."""
+"""Mistral: `[TOOL_CALLS]`, then an array of objects, or, of newer models, `name{...}` or `name[ARGS]{...}` a call."""
 
 from __future__ import annotations
 

@@ -1,0 +1,125 @@
+"""Tools in the body of a chat request."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
+
+from server.errors import shown
+from server.protocol.fields import invalid
+
+MAX_TOOLS = 512
+MAX_DESCRIPTION = 1 << 16  # characters
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+def _object_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    kind = schema.get("type", "object")
+    if kind != "object":
+        raise invalid("tools", f"tools: parameters are of type {shown(kind)}; arguments are an object")
+    return schema
+
+
+class Function(_Strict):
+    """A function that the model may call."""
+
+    name: str = Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$", description="Letters, digits, _ and -; at most 64.")
+    description: str | None = Field(None, max_length=MAX_DESCRIPTION, description="What it does, for the model.")
+    parameters: Annotated[dict[str, Any], AfterValidator(_object_schema)] | None = Field(
+        None, description="JSON schema of its arguments, an object. Default: it takes none."
+    )
+    strict: bool | None = Field(None, description="Ignored: forced calls always follow the schema, others never.")
+
+
+class Tool(_Strict):
+    """A tool."""
+
+    type: Literal["function"]
+    function: Function
+
+    def for_template(self) -> dict[str, Any]:
+        """As chat templates expect it."""
+        function = self.function.model_dump(exclude_none=True)
+        return {"type": "function", "function": {"parameters": {"type": "object", "properties": {}}, **function}}
+
+
+class NamedChoice(NamedTuple):
+    """The one tool that must be called."""
+
+    name: str
+
+
+def _choice(value: Any) -> str | NamedChoice | None:
+    if value is None or value in ("none", "auto", "required"):
+        return value
+    function = value.get("function") if isinstance(value, dict) and value.keys() == {"type", "function"} else None
+    if isinstance(function, dict) and value["type"] == "function" and isinstance(function.get("name"), str):
+        return NamedChoice(function["name"])
+    form = '{"type": "function", "function": {"name": ...}}'
+    raise invalid("tool_choice", f'tool_choice={shown(value)} is none of "none", "auto", "required", and not {form}')
+
+
+_CHOICE_SCHEMA = {
+    "anyOf": [
+        {"type": "string", "enum": ["none", "auto", "required"]},
+        {
+            "type": "object",
+            "properties": {
+                "type": {"type": "string", "enum": ["function"]},
+                "function": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]},
+            },
+            "required": ["type", "function"],
+        },
+        {"type": "null"},
+    ]
+}
+ToolChoice = Annotated[str | NamedChoice | None, PlainValidator(_choice), WithJsonSchema(_CHOICE_SCHEMA)]
+
+
+class ToolFields(BaseModel):
+    """The fields of a body that speak of tools."""
+
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = Field(
+        None, description="Functions that the model may call."
+    )
+    tool_choice: ToolChoice = Field(
+        None,
+        description="`none`; `auto`, the default: as the model likes; `required`: at least one; or the one to call.",
+    )
+    parallel_tool_calls: bool | None = Field(None, description="false: at most one call. Default true.")
+
+    @property
+    def choice(self) -> str | NamedChoice:
+        """The choice, "none" if there are no tools."""
+        if not self.tools:
+            return "none"
+        return "auto" if self.tool_choice is None else self.tool_choice
+
+    @property
+    def callable_tools(self) -> list[Tool]:
+        """The tools that may be called."""
+        choice, tools = self.choice, self.tools or []
+        if isinstance(choice, NamedChoice):
+            return [tool for tool in tools if tool.function.name == choice.name]
+        return [] if choice == "none" else tools
+
+    @property
+    def forces_call(self) -> bool:
+        """Whether the answer must be a call."""
+        return self.choice not in ("none", "auto")
+
+    def check_tools(self) -> None:
+        """Raises what `invalid` makes if the fields contradict each other."""
+        names = [tool.function.name for tool in self.tools or ()]
+        if len(set(names)) < len(names):
+            twice = next(name for i, name in enumerate(names) if name in names[:i])
+            raise invalid("tools", f"tools hold the function {twice!r} twice")
+        choice = self.tool_choice
+        if not names and choice not in (None, "none", "auto"):
+            raise invalid("tool_choice", "tool_choice demands a call, but there are no tools")
+        if isinstance(choice, NamedChoice) and choice.name not in names:
+            raise invalid("tool_choice", f"tool_choice names {choice.name!r:.80}, which is none of the tools")
