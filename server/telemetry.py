@@ -24,11 +24,7 @@ class Telemetry:
     """
 
     def __init__(self, llm: AsyncLLM, config: ServerConfig, model_name: str):
-        """Starts to observe the engine.
-
-        Raises:
-          ConfigError: traces are wanted, and their packages are missing.
-        """
+        """Starts to observe the engine."""
         self.registry = CollectorRegistry(auto_describe=True)
         self.http = HttpWatch(self.registry, config.root_path)
         self._tracer: RequestTracer | None = None

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.engine.observer import RequestEnd, StepTokens, WatchedRequest
 from jaxpaged.engine.stats import EngineStats
-from jaxpaged.errors import ConfigError
 from server.http_watch import CURRENT
 
 if TYPE_CHECKING:
@@ -71,17 +70,9 @@ class RequestTracer:
 
 
 def otlp_exporter(endpoint: str) -> SpanExporter:
-    """Sends spans to a collector, in protobuf over HTTP.
+    """Sends spans to a collector, in protobuf over HTTP. `ServerConfig` has checked that the packages are there."""
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
-    Raises:
-      ConfigError: the packages for it are not installed.
-    """
-    try:
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-    except ImportError as e:
-        raise ConfigError(
-            f"otlp_traces_endpoint={endpoint!r} needs more packages: pip install 'jaxpaged[otlp]' ({e})"
-        ) from e
     return OTLPSpanExporter(endpoint=endpoint)
 
 
