@@ -43,7 +43,7 @@ class EngineConfig:
       max_logprobs: largest `logprobs` a request may ask for; -1: the whole vocabulary, which then may be asked for as
         -1, and which makes every request's log-probabilities dearer.
       logprobs_mode: "raw_logprobs" or "processed_logprobs", for requests that do not say.
-      logits_processors: `LogitsProcessor`s that requests may name.
+      logits_processors: `LogitsProcessor`s that requests may name, or MODULE:NAME to import one.
       scheduling_policy: who goes first: "fcfs", "priority" (a request's `priority`, smaller first), or "spf" (shortest
         prompt first).
       scheduling_key: a function of the `Request` that gives a number, smaller first; in place of a policy.

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
-import importlib
 import os
 import re
 import types
@@ -19,7 +18,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxpaged.config import DTYPES, IMPLEMENTATIONS, POLICIES, EngineConfig
-from jaxpaged.errors import ConfigError
 from server import option_values
 from server.config import LOG_LEVELS, ServerConfig
 
@@ -202,10 +200,7 @@ def engine_config_of(arguments: argparse.Namespace, **defaults: Any) -> EngineCo
     Raises:
       ConfigError: a value is out of range.
     """
-    options = {**defaults, **given(arguments, EngineConfig)}
-    if "logits_processors" in options:
-        options["logits_processors"] = tuple(map(_imported, options["logits_processors"]))
-    return EngineConfig(model=arguments.model, **options)
+    return EngineConfig(model=arguments.model, **{**defaults, **given(arguments, EngineConfig)})
 
 
 def server_config_of(arguments: argparse.Namespace) -> ServerConfig:
@@ -224,14 +219,6 @@ def server_config_of(arguments: argparse.Namespace) -> ServerConfig:
 
 def _flat(values: list[Any]) -> Iterable[Any]:
     return (item for value in values for item in (value if isinstance(value, list) else [value]))
-
-
-def _imported(path: str) -> Any:
-    module, _, name = path.partition(":")
-    try:
-        return getattr(importlib.import_module(module), name)
-    except Exception as e:  # whatever the operator's module raises: it is a wrong option
-        raise ConfigError(f"logits_processors={path!r} cannot be imported: {e}") from e
 
 
 def _kind(hint: Any) -> tuple[type, bool]:

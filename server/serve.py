@@ -9,20 +9,25 @@ import ssl
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import uvicorn
 
+from jaxpaged.checkpoint.source import open_model
 from jaxpaged.config import EngineConfig
 from jaxpaged.engine.async_llm import AsyncLLM
-from jaxpaged.engine.core_client import InProcessClient
-from jaxpaged.engine.load import load_engine
+from jaxpaged.engine.core_client import EngineCoreClient
+from jaxpaged.engine.process_client import ProcessClient
 from jaxpaged.progress import ProgressBars
+from jaxpaged.text.tokenizer import Tokenizer
 from server.api_keys import configured_keys
 from server.app import create_app
 from server.config import ServerConfig
 from server.connection import uvicorn_options
+from server.generation_defaults import resolve_generation
 from server.listen import Listener
+from server.log_format import configure_logging
 from server.start_page import start_page
 
 # Between the engine's death and the exit of the process: time for probes to read the 503.
@@ -36,41 +41,56 @@ def serve(config: EngineConfig, server_config: ServerConfig) -> int:
       ConfigError: it cannot listen where it shall, found before the weights load; or an option does not fit the model.
       ModelError: the model cannot be used.
     """
+    configure_logging(server_config.log_level)
     configured_keys(server_config)  # a wrong file is found at once, as is a taken port
     with Listener(server_config) as listener:
         signal.signal(signal.SIGTERM, _raise_terminated)
         started = time.monotonic()
-        with ProgressBars() as bars:
-            engine, tokenizer = load_engine(config, bars.update)
-        server = DyingServer()
-        llm = AsyncLLM(InProcessClient(engine, tokenizer), tokenizer, on_death=server.engine_died)
-        app = create_app(llm, server_config)
-        page = start_page(
-            engine.config,
-            server_config,
-            listener,
-            num_cores=1,
-            num_programs=engine.num_programs,
-            weight_bytes=bars.totals.get("load"),
-            seconds=time.monotonic() - started,
-        )
-        print(page, file=sys.stderr, flush=True)
-        server.configure(
-            uvicorn.Config(
-                app,
-                log_level=server_config.uvicorn_log_level,
-                access_log=not server_config.disable_uvicorn_access_log,
-                timeout_graceful_shutdown=max(1, round(server_config.shutdown_timeout)),
-                ssl_keyfile=server_config.ssl_keyfile,
-                ssl_certfile=server_config.ssl_certfile,
-                ssl_ca_certs=server_config.ssl_ca_certs,
-                ssl_cert_reqs=ssl.CERT_REQUIRED if server_config.ssl_ca_certs else ssl.CERT_NONE,
-                **uvicorn_options(server_config),
+        with contextlib.closing(ProcessClient(config, num_cores=server_config.data_parallel_size)) as client:
+            with ProgressBars() as bars:
+                tokenizer, generation = open_front(config)  # while the engine loads
+                server_config = resolve_generation(server_config, lambda: generation)
+                client.wait_until_ready(bars.update)
+            page = start_page(
+                client.config,
+                server_config,
+                listener,
+                num_cores=client.num_cores,
+                num_programs=client.num_programs,
+                weight_bytes=bars.totals.get("load"),
+                seconds=time.monotonic() - started,
             )
+            return _serve(client, tokenizer, server_config, listener, page)
+
+
+def open_front(config: EngineConfig) -> tuple[Tokenizer, Mapping[str, Any]]:
+    """What this process needs of a model: its tokenizer, and what its generation_config.json says."""
+    source = open_model(config.model, load_format="dummy")  # the weights are for the engine's process
+    tokenizer = Tokenizer.from_name(config.tokenizer) if config.tokenizer else Tokenizer.from_source(source)
+    return tokenizer, source.generation_config
+
+
+def _serve(client: EngineCoreClient, tokenizer: Tokenizer, config: ServerConfig, listener: Listener, page: str) -> int:
+    server = DyingServer()
+    llm = AsyncLLM(client, tokenizer, on_death=server.engine_died)
+    app = create_app(llm, config)
+    print(page, file=sys.stderr, flush=True)
+    server.configure(
+        uvicorn.Config(
+            app,
+            log_level=config.uvicorn_log_level,
+            access_log=not config.disable_uvicorn_access_log,
+            timeout_graceful_shutdown=max(1, round(config.shutdown_timeout)),
+            ssl_keyfile=config.ssl_keyfile,
+            ssl_certfile=config.ssl_certfile,
+            ssl_ca_certs=config.ssl_ca_certs,
+            ssl_cert_reqs=ssl.CERT_REQUIRED if config.ssl_ca_certs else ssl.CERT_NONE,
+            **uvicorn_options(config),
         )
-        with contextlib.suppress(KeyboardInterrupt, _Terminated):  # uvicorn repeats the signal once it has drained
-            server.run(listener.opened())
-        return 1 if llm.error is not None else 0
+    )
+    with contextlib.suppress(KeyboardInterrupt, _Terminated):  # uvicorn repeats the signal once it has drained
+        server.run(listener.opened())
+    return 1 if llm.error is not None else 0
 
 
 class DyingServer:
@@ -91,7 +111,7 @@ class DyingServer:
             self._server.run(sockets=[listener])
 
     def engine_died(self, _: BaseException) -> None:
-        """Called in the engine thread."""
+        """Called in another thread."""
         self._dead = True
         timer = threading.Timer(SECONDS_TO_REPORT_DEATH, self._stop)
         timer.daemon = True

@@ -37,8 +37,8 @@ class EngineCore:
         self._stopped = False
 
     def prepare(self) -> None:
-        """Builds what all grammars share, meanwhile, so that the first one need not wait for it."""
-        self._grammar_pool.submit(self._grammars.prepare)
+        """Builds what all grammars share, meanwhile: later it would hold up running requests."""
+        self._grammar_pool.submit(self._grammars.prepare, start_checker=False)
 
     def receive(self, message: ToCore) -> None:
         """Takes a message of the front, of any kind."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import jax.numpy as jnp
 
@@ -24,7 +26,7 @@ from jaxpaged.device.logits_processor import check_processors
 from jaxpaged.device.platform import native_bfloat16, platform
 from jaxpaged.device.runner import Runner
 from jaxpaged.engine.engine import Engine
-from jaxpaged.errors import ModelError
+from jaxpaged.errors import ConfigError, ModelError
 from jaxpaged.models.config import ModelConfig
 from jaxpaged.models.decoder import Decoder
 from jaxpaged.text.tokenizer import Tokenizer
@@ -40,6 +42,7 @@ def load_engine(config: EngineConfig, progress: Progress | None = None) -> tuple
       ModelError: the model cannot be found, is of an unknown type, or its tensors do not match.
       ConfigError: an option contradicts the model or the machine.
     """
+    given = tuple(_imported(p) if isinstance(p, str) else p for p in config.logits_processors)
     source = open_model(config.model, load_format=config.load_format)
     family = models.get_family(str(source.config.get("model_type")))
     model_config = family.config_from_hf(source.config)
@@ -47,7 +50,7 @@ def load_engine(config: EngineConfig, progress: Progress | None = None) -> tuple
     cut = config.max_model_len is None
     config = resolve_for(config, source.dtype, model_config.max_context_len)
     assert config.max_model_len
-    processors = check_processors(config.logits_processors, model_config.vocab_size, config.max_model_len)
+    processors = check_processors(given, model_config.vocab_size, config.max_model_len)
     config = dataclasses.replace(config, logits_processors=processors)
     vocab_size = min(model_config.vocab_size, max(tokenizer.vocab_size, 1))
     eos = tuple(i for i in eos_token_ids(source, tokenizer) if i < vocab_size)  # others can never be produced
@@ -120,6 +123,14 @@ def build_engine(
         runner.warm_up(_stage(progress, "warm-up"))
     config = dataclasses.replace(config, num_kv_blocks=num_blocks)
     return Engine(scheduler, runner, config, vocab_size=vocab_size, eos_token_ids=eos_token_ids, pooling=pooling)
+
+
+def _imported(path: str) -> Any:
+    module, _, name = path.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except Exception as e:  # whatever the operator's module raises: it is a wrong option
+        raise ConfigError(f"logits_processors={path!r} cannot be imported: {e}") from e
 
 
 def _cut_to_fit(config: EngineConfig, model: ModelConfig) -> EngineConfig:

@@ -49,7 +49,7 @@ class ProcessClient:
 
     Attributes:
       num_cores: how many.
-      vocab_size, eos_token_ids, num_programs: the engine's, once it is ready.
+      vocab_size, hidden_size, num_programs, eos_token_ids, pooling: the engine's, once it is ready.
     """
 
     grammars = None  # the cores have compilers of their own
@@ -69,7 +69,9 @@ class ProcessClient:
         options = _sendable(config)
         environments = [device_environment(i, num_cores, os.environ) for i in range(num_cores)]
         self.config, self.num_cores = config, num_cores
-        self.vocab_size, self.eos_token_ids, self.num_programs = 0, (), 0
+        self.vocab_size, self.hidden_size, self.num_programs = 0, 0, 0
+        self.eos_token_ids: tuple[int, ...] = ()
+        self.pooling = ""
         self._router = Router(num_cores)
         self._lock = threading.Lock()  # of the sockets, and of who has died
         self._closed = False
@@ -120,8 +122,8 @@ class ProcessClient:
                 progress(event.stage, event.done, event.total)
         self.config = _resolved(self.config, list(ready.values()))
         first = ready[0]
-        self.vocab_size, self.eos_token_ids = first.vocab_size, tuple(first.eos_token_ids)
-        self.num_programs = first.num_programs
+        self.vocab_size, self.hidden_size, self.num_programs = first.vocab_size, first.hidden_size, first.num_programs
+        self.eos_token_ids, self.pooling = tuple(first.eos_token_ids), first.pooling
 
     def start(self, on_message: OnMessage, on_death: OnDeath) -> None:
         with self._lock:

@@ -94,10 +94,16 @@ class GrammarCompiler:
         if self._vocabulary is not None:
             self._vocabulary.checker.close()
 
-    def prepare(self) -> None:
-        """Builds what all grammars share, so that the first one does not wait for it: a second or more, if large."""
+    def prepare(self, *, start_checker: bool = True) -> None:
+        """Builds what all grammars share, so that the first one does not wait for it: a second or more, if large.
+
+        Args:
+          start_checker: start the process that tries out new grammars, too; it takes half a second and some memory.
+        """
         with self._lock:
-            self._shared().checker.start()
+            checker = self._shared().checker
+            if start_checker:
+                checker.start()
 
     def _shared(self) -> _Vocabulary:
         if self._vocabulary is None and not self._closed:
