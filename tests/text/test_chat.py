@@ -181,8 +181,9 @@ def test_a_model_without_a_template_has_no_chat() -> None:
 def test_template_options_reach_the_template_but_cannot_replace_it() -> None:
     template = "{{ messages[0].content }}{% if enable_thinking %}!{% endif %}"
     assert rendered(template, [USER_A], enable_thinking=True) == "a!"
-    with pytest.raises(InvalidRequestError, match="chat_template"):
-        rendered(template, [USER_A], chat_template="x")
+    with pytest.raises(InvalidRequestError, match="bos_token"):
+        rendered(template, [USER_A], bos_token="x")
+    assert rendered(template, [USER_A], chat_template="{{ messages[0].role }}") == "user"  # an argument of its own
 
 
 def test_the_final_message_can_be_continued() -> None:
