@@ -7,6 +7,34 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import PydanticCustomError
 
+from jaxpaged.core.sampling_params import MAX_BEAM_WIDTH, MAX_SAMPLES
+
+_INT32 = 2**31 - 1
+_INT64 = 2**63 - 1
+# What SamplingParams allows, for the schema: the checks are there.
+RANGES: dict[str, tuple[float, float]] = {
+    "n": (1, MAX_SAMPLES),
+    "best_of": (1, MAX_SAMPLES),
+    "temperature": (0, 100),
+    "top_k": (-1, _INT32),
+    "top_p": (0, 1),
+    "min_p": (0, 1),
+    "seed": (-_INT64 - 1, _INT64),
+    "presence_penalty": (-2, 2),
+    "frequency_penalty": (-2, 2),
+    "repetition_penalty": (1e-3, 1e3),
+    "min_tokens": (0, _INT32),
+    "max_tokens": (0, _INT32),
+    "max_completion_tokens": (0, _INT32),
+    "timeout": (0, 1e9),
+    "logprobs": (-1, _INT32),
+    "top_logprobs": (-1, _INT32),
+    "prompt_logprobs": (-1, _INT32),
+    "beam_width": (1, MAX_BEAM_WIDTH),
+    "length_penalty": (-10, 10),
+    "truncate_prompt_tokens": (-1, _INT32),
+}
+
 
 def invalid(param: str, message: str) -> PydanticCustomError:
     """A fault of a field, which the message names itself."""
@@ -27,4 +55,8 @@ def body_schema(model: type[BaseModel]) -> dict[str, Any]:
             return {key: inlined(value) for key, value in node.items() if key != "discriminator"}
         return [inlined(item) for item in node] if isinstance(node, list) else node
 
+    for name, (low, high) in RANGES.items():
+        for kind in schema["properties"].get(name, {}).get("anyOf", ()):
+            if kind.get("type") in ("integer", "number"):
+                kind |= {"minimum": low, "maximum": high}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": inlined(schema)}}}}

@@ -26,14 +26,14 @@ async def administrator(http: Request) -> None:
 router = APIRouter(dependencies=[Depends(administrator)])
 
 
-@router.post("/reset_prefix_cache")
+@router.post("/reset_prefix_cache", response_class=Response)
 async def reset_prefix_cache(http: Request) -> Response:
     """Forgets every cached prefix. Live requests go on."""
     await serving(http).llm.reset_prefix_cache()
     return Response(status_code=200)
 
 
-@router.post("/start_profile")
+@router.post("/start_profile", response_class=Response)
 async def start_profile(http: Request) -> Response:
     """Starts a trace of the engine, with JAX's profiler."""
     folder = _profiler_dir(http)
@@ -45,7 +45,7 @@ async def start_profile(http: Request) -> Response:
     return Response(status_code=200)
 
 
-@router.post("/stop_profile")
+@router.post("/stop_profile", response_class=Response)
 async def stop_profile(http: Request) -> Response:
     """Ends the trace and writes it, for which the engine stands still."""
     _profiler_dir(http)

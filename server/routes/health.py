@@ -12,7 +12,7 @@ from server.serving import serving
 router = APIRouter()
 
 
-@router.get("/health")
+@router.get("/health", response_class=Response)
 async def health(http: Request) -> Response:
     """200 while requests are served; 503 once the engine has failed or drains."""
     llm = serving(http).llm
@@ -21,8 +21,8 @@ async def health(http: Request) -> Response:
     return Response(status_code=200)
 
 
-@router.get("/ping")
-@router.post("/ping")
+@router.get("/ping", response_class=Response)
+@router.post("/ping", response_class=Response)
 async def ping(http: Request) -> Response:
     """As /health."""
     return await health(http)

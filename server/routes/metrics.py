@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fastapi import APIRouter, Request
-from fastapi.responses import Response
+from fastapi.responses import PlainTextResponse, Response
 from prometheus_client import generate_latest
 
 router = APIRouter()
@@ -11,7 +11,7 @@ router = APIRouter()
 _CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-@router.get("/metrics")
+@router.get("/metrics", response_class=PlainTextResponse)
 async def metrics(http: Request) -> Response:
     """Every metric, in Prometheus's text format."""
     return Response(generate_latest(http.app.state.telemetry.registry), media_type=_CONTENT_TYPE)

@@ -1,0 +1,102 @@
+"""Every field that OpenAI or vLLM has is honoured, asks for nothing, or is refused by name. Case B48's kind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from server.protocol.chat import ChatCompletionRequest
+from server.protocol.completions import CompletionRequest
+from server.protocol.generation import StreamOptions
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+BODIES = {
+    COMPLETIONS: (CompletionRequest, {"prompt": "x"}),
+    CHAT: (ChatCompletionRequest, {"messages": [{"role": "user", "content": "x"}]}),
+}
+
+
+def words(text: str) -> list[str]:
+    return text.split()
+
+
+COMMON = words("""
+    model frequency_penalty logit_bias logprobs max_tokens n presence_penalty response_format seed stop stream
+    stream_options temperature top_p user use_beam_search top_k min_p repetition_penalty watermarking length_penalty
+    stop_token_ids include_stop_str_in_output ignore_eos min_tokens skip_special_tokens spaces_between_special_tokens
+    truncate_prompt_tokens truncation_side prompt_logprobs logprob_token_ids allowed_token_ids bad_words echo
+    add_special_tokens structured_outputs priority request_id session_id return_tokens_as_token_ids return_token_ids
+    routed_experts_prompt_start return_token_offsets return_mm_kwargs cache_salt kv_transfer_params ec_transfer_params
+    vllm_xargs repetition_detection thinking_token_budget stream_interval best_of logits_processors
+    guided_json guided_regex guided_choice guided_grammar guided_decoding_backend guided_whitespace_pattern
+    service_tier store metadata
+""")
+OF = {
+    COMPLETIONS: words("prompt suffix prompt_embeds"),
+    CHAT: words("""
+        messages top_logprobs max_completion_tokens tools tool_choice reasoning_effort include_reasoning
+        parallel_tool_calls add_generation_prompt continue_final_message documents chat_template chat_template_kwargs
+        media_io_kwargs mm_processor_kwargs return_prompt_text functions function_call modalities audio prediction
+        verbosity web_search_options safety_identifier prompt_cache_key prompt_cache_retention
+    """),
+}
+# Of a refused field, a value that asks for something.
+ASKS: dict[str, Any] = {
+    "add_special_tokens": True,
+    "routed_experts_prompt_start": 1,
+    "return_token_offsets": True,
+    "return_prompt_text": True,
+    "thinking_token_budget": 5,
+    "stream_interval": 2,
+    "watermarking": True,
+    "store": True,
+    "verbosity": "high",
+    "modalities": ["text", "audio"],
+    "functions": [{"name": "f"}],
+    "function_call": {"name": "f"},
+}
+NOTHING_TO_ASK = {"return_mm_kwargs"}
+REFUSED = [(path, name) for path, (model, _) in BODIES.items() for name in sorted(model.not_yet)]
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_each_field_is_decided_on(path) -> None:
+    model, _ = BODIES[path]
+    undecided = {*COMMON, *OF[path]} - model.model_fields.keys() - model.not_yet.keys()
+    assert not undecided
+    assert not model.model_fields.keys() & model.not_yet.keys()
+    assert {"include_usage", "continuous_usage_stats", "include_obfuscation"} <= StreamOptions.model_fields.keys()
+
+
+@pytest.mark.parametrize(("path", "name"), REFUSED)
+def test_what_is_not_built_is_refused_when_it_is_asked_for(live, path, name) -> None:
+    model, base = BODIES[path]
+    for nothing in (None, *model.not_yet[name]):
+        assert live.post(path, **base, **{name: nothing}).status_code == 200, nothing
+    if name in NOTHING_TO_ASK:
+        return
+    for value in (ASKS.get(name, {"x": 1}), "something"):
+        error = live.post(path, **base, **{name: value}).json()["error"]
+        assert (error["param"], error["code"]) == (name, "unsupported")
+        assert error["message"].startswith(name)
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("name", ["tempratrue", "extra", "_", "model_config", "not_yet", "__class__", "Model", "ü", ""])
+def test_unknown_fields_are_refused_by_name(live, path, name) -> None:
+    """Not dropped, as elsewhere: who misspells a field should hear of it."""
+    for value in (None, 1):
+        response = live.post(path, **{**BODIES[path][1], name: value})
+        error = response.json()["error"]
+        assert (response.status_code, error["param"]) == (400, name)
+        assert error["message"] == f"unknown field {name!r}; it is refused rather than ignored"
+
+
+def test_extra_fields_through_the_openai_client(live) -> None:
+    chat = live.openai.chat.completions
+    messages = BODIES[CHAT][1]["messages"]
+    answer = chat.create(model="tiny", messages=messages, extra_body={"top_k": 5, "ignore_eos": True}, max_tokens=3)
+    assert answer.choices[0].finish_reason == "length"
+    for ignored in ({"metadata": {"a": "b"}}, {"store": False}, {"service_tier": "auto"}, {"user": "me"}):
+        assert chat.create(model="tiny", messages=messages, **ignored).choices
