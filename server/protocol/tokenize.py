@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from server.errors import shown
-from server.protocol.chat import MAX_MESSAGES
+from server.protocol.chat import MAX_MESSAGES, MAX_TEMPLATE, ChatCompletionRequest
 from server.protocol.fields import invalid
+from server.protocol.tools import MAX_TOOLS, Tool
 from server.refused import first_refused
 
 MAX_TOKENS = 1 << 20
-MAX_TOOLS = 1024
 # Fields of vLLM -> values that ask for nothing.
-_NOT_YET: dict[str, tuple[Any, ...]] = {
-    "chat_template": (),  # a template is a program: only the model's own is run
-    "media_io_kwargs": ({},),
-    "mm_processor_kwargs": ({},),
-}
-_OF_CHAT = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools")
+_NOT_YET: dict[str, tuple[Any, ...]] = {"media_io_kwargs": ({},), "mm_processor_kwargs": ({},)}
+_OF_CHAT = ("add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs", "tools")
 
 
 class TokenizeRequest(BaseModel):
@@ -37,8 +33,13 @@ class TokenizeRequest(BaseModel):
     return_token_strs: bool | None = Field(None, description="Give the tokens as the vocabulary has them, too.")
     add_generation_prompt: bool | None = Field(None, description="Open an assistant turn. Default true.")
     continue_final_message: bool | None = Field(None, description="Leave the last message open.")
+    chat_template: str | None = Field(
+        None, max_length=MAX_TEMPLATE, description="Refused, unless the server trusts its clients' templates."
+    )
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables for the chat template.")
-    tools: list[dict[str, Any]] | None = Field(None, max_length=MAX_TOOLS, description="Tools for the template.")
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = Field(
+        None, description="Functions that the model is told of."
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -67,6 +68,11 @@ class TokenizeRequest(BaseModel):
                 "continue_final_message", "continue_final_message and add_generation_prompt exclude each other"
             )
         return self
+
+    def chat(self) -> ChatCompletionRequest:
+        """The chat request with the same prompt; it may be longer than the context."""
+        fields = {name: getattr(self, name) for name in _OF_CHAT}
+        return ChatCompletionRequest(messages=self.messages or [], truncate_prompt_tokens=-1, **fields)
 
 
 class DetokenizeRequest(BaseModel):

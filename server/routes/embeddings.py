@@ -52,8 +52,12 @@ async def _prepare(state: Serving, body: EmbeddingRequest, answer_id: str) -> li
     pooling = PoolingParams(
         pooling=body.pooling, dimensions=body.dimensions, normalize=True if body.normalize is None else body.normalize
     )
-    cut = body.truncate_prompt_tokens
-    params = SamplingParams(truncate_prompt_tokens=cut, detokenize=False, output_kind="final")
+    params = SamplingParams(
+        truncate_prompt_tokens=body.truncate_prompt_tokens,
+        timeout=state.config.request_timeout,
+        detokenize=False,
+        output_kind="final",
+    )
     return await asyncio.gather(
         *(_prepare_one(state, body, i, params, pooling, f"{answer_id}-{i}") for i in range(len(body.input)))
     )

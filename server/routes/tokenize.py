@@ -9,8 +9,8 @@ import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from jaxpaged.text.chat import check_template_options
 from server.body import read_body
+from server.chat_plan import ChatPlan
 from server.protocol.fields import body_schema
 from server.protocol.tokenize import DetokenizeRequest, TokenizeRequest
 from server.serving import Serving, serving
@@ -44,16 +44,8 @@ async def detokenize(http: Request) -> Response:
 async def _encode(state: Serving, body: TokenizeRequest) -> list[int]:
     if body.prompt is not None:
         return await state.llm.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
-    options = body.chat_template_kwargs or {}
-    check_template_options(options)
-    return await state.llm.render_chat(
-        body.messages or [],
-        add_generation_prompt=body.add_generation_prompt is not False and not body.continue_final_message,
-        continue_final_message=bool(body.continue_final_message),
-        tools=body.tools or None,
-        cut=True,  # what is longer than the context may be counted too
-        **options,
-    )
+    plan = ChatPlan(body.chat(), state.chat_formats, state.config, state.llm.tokenizer)
+    return await state.llm.render_chat(plan.messages, **plan.template_options)
 
 
 def _names(state: Serving, ids: list[int]) -> list[str]:

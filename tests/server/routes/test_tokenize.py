@@ -42,10 +42,16 @@ def test_a_conversation(live: LiveServer, options):
     assert body["tokens"] == render_chat(live.tokenizer, MESSAGES, **options)
 
 
-def test_it_counts_what_chat_computes(live: LiveServer):
-    count = live.post("/tokenize", messages=MESSAGES).json()["count"]
-    usage = live.post("/v1/chat/completions", messages=MESSAGES, max_tokens=1).json()["usage"]
+TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}]
+
+
+@pytest.mark.parametrize("options", [{}, {"tools": TOOLS}, {"chat_template_kwargs": {"x": 1}}])
+def test_it_counts_what_chat_computes(live: LiveServer, options):
+    """Also where a template that knows no tools has them described in a message."""
+    count = live.post("/tokenize", messages=MESSAGES, **options).json()["count"]
+    usage = live.post("/v1/chat/completions", messages=MESSAGES, max_tokens=1, **options).json()["usage"]
     assert usage["prompt_tokens"] == count
+    assert (count > live.post("/tokenize", messages=MESSAGES).json()["count"]) == ("tools" in options)
 
 
 def test_more_than_the_context_is_counted_too(live: LiveServer):
@@ -66,7 +72,7 @@ def test_more_than_the_context_is_counted_too(live: LiveServer):
         ("/tokenize", {"messages": []}, "messages", "empty"),
         ("/tokenize", {"messages": [{"role": "king", "content": "a"}]}, "messages[0].role", "king"),
         ("/tokenize", {"messages": [{"role": "user", "content": "x" * (1 << 22)}]}, "prompt", "characters"),
-        ("/tokenize", {"messages": MESSAGES, "chat_template": "{{ 1 }}"}, "chat_template", "not supported"),
+        ("/tokenize", {"messages": MESSAGES, "chat_template": "{{ 1 }}"}, "chat_template", "does not trust"),
         (
             "/tokenize",
             {"messages": MESSAGES, "chat_template_kwargs": {"chat_template": "x"}},
