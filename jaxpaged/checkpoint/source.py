@@ -229,7 +229,7 @@ def _download(name: str, *, weights: bool) -> Path:
             folder = snapshot_download(
                 name,
                 allow_patterns=patterns,
-                ignore_patterns=["*/*", "consolidated*"],
+                ignore_patterns=list(_HUB_IGNORED),
                 local_files_only=local_only,
             )
         except (OSError, ValueError) as error:  # every error of huggingface_hub is one of the two

@@ -160,13 +160,15 @@ def test_only_descriptions_and_safetensors_are_downloaded(tmp_path, monkeypatch)
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     open_model("some/model")
     open_model("some/model", load_format="dummy")
-    files = ["config.json", "tokenizer.json", "chat_template.jinja", "tokenizer.model", "model-1.safetensors"]
+    files = ["config.json", "tokenizer.json", "chat_template.jinja", "tokenizer.model", "1_Pooling/config.json"]
+    files += ["model-1.safetensors"]
     files += ["evil.py", "pytorch_model.bin", "model.gguf", "consolidated.safetensors", "onnx/config.json", "x.pkl"]
+    files += ["original/params.json", "2_Dense/config.json", "2_Dense/model.safetensors", "1_Other/config.json"]
     kept = [
         list(filter_repo_objects(files, allow_patterns=o["allow_patterns"], ignore_patterns=o["ignore_patterns"]))
         for o in asked
     ]
-    assert kept == [files[:5], files[:4]]
+    assert kept == [files[:6], files[:5]]
 
 
 def test_a_file_that_is_no_gguf(tmp_path):
