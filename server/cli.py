@@ -34,12 +34,18 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
       SystemExit: it makes no sense, which was said, or asked for help.
       ConfigError: the file of options is wrong.
     """
-    arguments, extra = build_parser().parse_known_args([_with_dashes(word) for word in argv])
+    words = list(argv)
+    flags = words[: words.index("--")] if "--" in words else words
+    words[: len(flags)] = [_with_dashes(word) for word in flags]
+    arguments, extra = build_parser().parse_known_args(words)
     command: argparse.ArgumentParser = arguments.parser
-    for word in extra:
+    for word in extra if "--" not in extra else extra[: extra.index("--")]:
         if word.startswith("-") and word != "-":  # a value that follows may be a secret: it is not shown
             name = word.partition("=")[0]
             command.error(f"unknown option {name}{nearest(name, command._option_string_actions)}")
+    extra = [word for word in extra if word != "--"]
+    if extra and getattr(arguments, "prompt", "") is None:  # argparse takes none after a flag
+        arguments.prompt = extra.pop(0)
     if extra:
         command.error(f"unexpected argument {extra[0]!r}")
     if "finish" in arguments:

@@ -20,6 +20,8 @@ from typing import Any
 from jaxpaged.config import DTYPES, IMPLEMENTATIONS, POLICIES, EngineConfig
 from server import option_values
 from server.config import LOG_LEVELS, ServerConfig
+from server.reasoning import REASONING_FORMATS
+from server.tools.formats import TOOL_FORMATS
 
 API_KEY_VARIABLE = "JAXPAGED_API_KEY"
 
@@ -56,6 +58,8 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "scheduling_policy": POLICIES,
     "log_level": LOG_LEVELS[:-1],
     "uvicorn_log_level": LOG_LEVELS,
+    "tool_call_parser": tuple(TOOL_FORMATS),
+    "reasoning_parser": tuple(REASONING_FORMATS),
 }
 # vLLM's other spellings of a flag, and of a value.
 _ALSO = {

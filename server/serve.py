@@ -78,6 +78,7 @@ def _serve(client: EngineCoreClient, tokenizer: Tokenizer, config: ServerConfig,
     server.configure(
         uvicorn.Config(
             app,
+            lifespan="on",  # what fails at the start is an error, not a server that never drains
             log_level=config.uvicorn_log_level,
             access_log=not config.disable_uvicorn_access_log,
             timeout_graceful_shutdown=max(1, round(config.shutdown_timeout)),

@@ -46,10 +46,9 @@ def _model_lines(engine: EngineConfig, server: ServerConfig, weight_bytes: int |
     if defaults:
         said = ", ".join(f"{name}={value}" for name, value in defaults.items())
         yield "sampling", f"{said}, where a request does not say"
-    parsers = {"tool calls": "tool_call_parser", "reasoning": "reasoning_parser"}
-    chosen = [f"{title}: {name}" for title, field in parsers.items() if (name := getattr(server, field, None))]
-    if chosen:
-        yield "parsers", ", ".join(chosen)
+    parsers = {"tool calls": server.tool_call_parser, "reasoning": server.reasoning_parser}
+    if any(parsers.values()):
+        yield "parsers", ", ".join(f"{title}: {name}" for title, name in parsers.items() if name)
 
 
 def _capacity_lines(engine: EngineConfig, num_cores: int) -> Iterator[tuple[str, str]]:

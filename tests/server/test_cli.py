@@ -17,6 +17,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+import jaxpaged
 import server.chat
 import server.serve
 from jaxpaged.config import EngineConfig
@@ -168,6 +169,21 @@ def test_a_chat_has_no_flags_of_queues_and_servers(capsys) -> None:
     assert "--max-model-len" in text and "--temperature" in text
     for flag in ("--port", "--max-num-seqs", "--scheduling-policy", "--api-key", "--tensor-parallel-size"):
         assert flag not in text
+
+
+def test_what_follows_two_dashes_is_a_prompt() -> None:
+    arguments = parse(["chat", "demo", "--max_tokens", "5", "--", "--what_is this?"])
+    assert (arguments.prompt, arguments.max_tokens) == ("--what_is this?", 5)
+    assert parse(["chat", "demo", "--max-tokens", "5", "hello"]).prompt == "hello"
+    assert parse(["chat", "demo", "--", "-x"]).prompt == "-x"
+
+
+def test_the_version(capsys) -> None:
+    assert main(["version"]) == 0
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == second == f"jaxpaged {jaxpaged.__version__}"
 
 
 def test_flags_become_the_config() -> None:

@@ -47,6 +47,9 @@ def test_what_is_no_number(text) -> None:
         ("org/m --max-model-len auto --dtype half", {"dtype": "float16"}, {}),
         ("org/m --enable-prefix-caching --enable-chunked-prefill --max-num-batched-tokens 8K",
          {"max_num_batched_tokens": 8192}, {}),
+        ("org/m --reasoning-parser deepseek_r1 --enable-auto-tool-choice --tool-call-parser hermes", {},
+         {"reasoning_parser": "deepseek_r1", "tool_call_parser": "hermes"}),
+        ("org/m -dp 2 --tensor-parallel-size 1", {}, {"data_parallel_size": 2}),
         ("org/m --no-enable-prefix-caching --swap-space 4 --block-size 32",
          {"enable_prefix_caching": False, "swap_space": 4.0, "block_size": 32}, {}),
         ("org/m -tp 1 --pipeline-parallel-size 1 --distributed-executor-backend mp", {}, {}),
@@ -113,6 +116,7 @@ def test_flags_of_vllm_that_are_not_built_say_so(name, capsys) -> None:
         ("m --override-generation-config temperature", ("--override-generation-config", "no JSON")),
         ("m --override-generation-config [1]", ("no JSON object",)),
         ("m --allowed-origins [1]", ("no JSON list of strings",)),
+        ("m --tool-call-parser nonesuch", ("--tool-call-parser", "'nonesuch' is none of hermes,")),
         ("m -q awq", ("-q", "GGUF", "gguf")),
     ],
 )
