@@ -14,7 +14,8 @@ from jaxpaged.core.step import NONE_ALLOWED
 from jaxpaged.engine.output import PositionLogprobs, RequestOutput
 from server.errors import APIError, logger
 
-LONG = 2048  # records of tokens from which on JSON is made beside the event loop
+LONG = 2048  # what is to be written, from which on that is done beside the event loop: tokens, and their rivals
+_CHARS_A_TOKEN = 8
 _SLICE = 256  # elements of a list that are encoded at once: meanwhile no other thread runs
 _ASKED_FOR_NONE = FAILURES[NONE_ALLOWED].stop_reason
 
@@ -24,18 +25,19 @@ async def json_answer(build: Callable[[], dict[str, Any]], outputs: Sequence[Req
 
     Args:
       build: makes its body.
-      outputs: what it is made of: how long that takes goes by their logprobs.
+      outputs: what it is made of: how long that takes goes by their texts and logprobs.
     """
-    if sum(map(num_records, outputs)) < LONG:
+    if sum(map(length, outputs)) < LONG:
         content = msgspec.json.encode(build())
     else:
         content = await asyncio.to_thread(lambda: encoded(build()))
     return Response(content, media_type="application/json")
 
 
-def num_records(output: RequestOutput) -> int:
-    """How many tokens and rivals its logprobs tell of, about."""
-    return _num_records(output.prompt_logprobs) + sum(_num_records(c.logprobs) for c in output.outputs)
+def length(output: RequestOutput) -> int:
+    """How much there is to write of it, in tokens and their rivals; about."""
+    texts = sum(len(c.text) // _CHARS_A_TOKEN + _num_records(c.logprobs) for c in output.outputs)
+    return _num_records(output.prompt_logprobs) + texts
 
 
 def _num_records(positions: Sequence[PositionLogprobs | None] | None) -> int:
@@ -75,7 +77,7 @@ class Failures:
             for choice in output.outputs:
                 if choice.finish_reason == "error":
                     self._left -= 1
-                    logger.warning("request %s: generation failed: %s", self._request_id, choice.stop_reason)
+                    logger.debug("request %s: generation failed: %s", self._request_id, choice.stop_reason)
                     if not self._left:
                         raise _failed(choice.stop_reason)
 

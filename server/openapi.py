@@ -63,7 +63,7 @@ def complete_openapi(app: FastAPI, *, with_keys: bool) -> None:
             _complete(schema, with_keys)
         return schema
 
-    app.openapi = openapi  # type: ignore[method-assign]
+    app.openapi = openapi
 
 
 def _complete(schema: dict[str, Any], with_keys: bool) -> None:

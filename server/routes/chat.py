@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.engine.async_llm import PreparedRequest
 from jaxpaged.engine.output import RequestOutput
+from server.answers import Failures, json_answer
 from server.body import read_body
 from server.chat_choices import ChatChoices
 from server.chat_plan import ChatPlan
@@ -25,7 +24,6 @@ from server.serving import Serving, serving
 from server.stream import DONE, event, event_stream, finals, unless_gone
 
 router = APIRouter()
-_LONG = 1 << 14  # characters
 
 
 @router.post("/v1/chat/completions", openapi_extra=body_schema(ChatCompletionRequest))
@@ -42,14 +40,20 @@ async def create_chat_completion(http: Request) -> Response:
         prepared = await unless_gone(http, _prepare(state, body, plan, params, head["id"]))
     choices = _choices(state, body, plan)
     stream = state.llm.stream(prepared)
+    failures = Failures(params.n, head["id"])
     if body.stream:
-        return await event_stream(http, _events(body, stream, choices, head))
-    (output,) = await unless_gone(http, finals([stream]))
-    answered = await _whole(choices, output)
-    usage = total_usage([output])
-    usage.reasoning_tokens = choices.reasoning_tokens
-    answer = {**head, "choices": answered, "usage": usage.to_json(), **choices.of_prompt(output)}
-    return Response(msgspec.json.encode(answer), media_type="application/json")
+        return await event_stream(http, _events(body, stream, choices, head, failures))
+    outputs = await unless_gone(http, finals([stream]))
+    failures.check(outputs)
+    (output,) = outputs
+
+    def answer() -> dict[str, Any]:
+        answered = choices.whole(output)
+        usage = total_usage(outputs)
+        usage.reasoning_tokens = choices.reasoning_tokens
+        return {**head, "choices": answered, "usage": usage.to_json(), **choices.of_prompt(output)}
+
+    return await json_answer(answer, outputs)
 
 
 async def _prepare(
@@ -64,18 +68,12 @@ def _choices(state: Serving, body: ChatCompletionRequest, plan: ChatPlan) -> Cha
     return ParsedChoices(body, form, plan, state.llm.tokenizer) if plan.parses else ChatChoices(body, form)
 
 
-async def _whole(choices: ChatChoices, output: RequestOutput) -> list[dict[str, Any]]:
-    """All choices; the event loop does not wait while a long text is taken apart."""
-    if sum(len(completion.text) for completion in output.outputs) < _LONG:
-        return choices.whole(output)
-    return await asyncio.to_thread(choices.whole, output)
-
-
 async def _events(
     body: ChatCompletionRequest,
     stream: AsyncGenerator[RequestOutput, None],
     choices: ChatChoices,
     head: dict[str, Any],
+    failures: Failures,
 ) -> AsyncGenerator[bytes, None]:
     """For each choice a chunk with the role, chunks with content, one with the finish reason; then the usage."""
     options = body.stream_options
@@ -86,6 +84,7 @@ async def _events(
     async with aclosing(stream) as outputs:
         async for output in outputs:
             usage.add(0, output)
+            failures.check([output])
             pieces = list(choices.pieces(output))
             usage.reasoning_tokens = choices.reasoning_tokens
             extra = {"usage": usage.to_json() if continuous else None} if with_usage or continuous else {}

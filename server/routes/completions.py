@@ -12,7 +12,7 @@ from fastapi.responses import Response
 
 from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.engine.async_llm import PreparedRequest
-from server.answers import LONG, Failures, json_answer, num_records
+from server.answers import LONG, Failures, json_answer, length
 from server.body import read_body
 from server.completion_choices import CompletionChoices
 from server.convert import Usage, named_as_sent, sampling_params, total_usage
@@ -87,7 +87,7 @@ async def _events(
             usage.add(index, output)
             failures.check([output])
             extra = {"usage": usage.to_json() if continuous else None} if with_usage or continuous else {}
-            if num_records(output) < LONG:
+            if length(output) < LONG:
                 choices = makers[index].of(output)
             else:  # a whole prompt is echoed
                 choices = await asyncio.to_thread(makers[index].of, output)
