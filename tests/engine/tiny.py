@@ -47,6 +47,7 @@ class Answer:
     token_ids: list[int] = dataclasses.field(default_factory=list)
     logprobs: list[TokenLogprobs] = dataclasses.field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = dataclasses.field(default_factory=list)
+    embedding: list[float] = dataclasses.field(default_factory=list)
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     num_cached_tokens: int = 0
@@ -56,6 +57,7 @@ class Answer:
         self.token_ids += update.new_token_ids
         self.logprobs += update.logprobs or []
         self.prompt_logprobs += update.prompt_logprobs or []
+        self.embedding += np.frombuffer(update.embedding or b"", "<f4").tolist()
         self.finish_reason, self.stop_reason = update.finish_reason, update.stop_reason
         self.num_cached_tokens = update.num_cached_tokens
 

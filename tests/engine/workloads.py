@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
+from jaxpaged.core.pooling_params import PoolingParams
 from jaxpaged.core.request import Request
 from jaxpaged.core.sampling_params import SamplingParams, StructuredOutputs
 from jaxpaged.core.step import TokenLogprobs
@@ -64,6 +65,7 @@ class Job:
       arrival: before which step it comes.
       abort: after how many more steps it is aborted, if it still runs.
       grammar: seed and length of a `TableGrammar`.
+      pooling: what vector it wants in place of tokens.
     """
 
     name: str
@@ -75,6 +77,7 @@ class Job:
     priority: int = 0
     bad_word_ids: tuple[tuple[int, ...], ...] = ()
     grammar: tuple[int, int] | None = None
+    pooling: str | None = None
 
     def request(self, engine: Engine) -> Request:
         params = self.params  # with a text for what the engine gets in tokens only
@@ -90,6 +93,7 @@ class Job:
             priority=self.priority,
             bad_word_ids=self.bad_word_ids,
             grammar=TableGrammar(*self.grammar) if self.grammar else None,
+            pooling=PoolingParams(pooling=self.pooling) if self.pooling else None,
             arrival_time=float(self.arrival),
         )
 
@@ -171,6 +175,8 @@ def _differences(answer: Answer, right: Answer) -> list[str]:
         same = got == expected if name == "token_ids" else len(got) == len(expected) and all(map(_alike, got, expected))
         if not same:
             found.append(f"{name} {got}, not {expected}")
+    if not cut and not np.allclose(answer.embedding, right.embedding, rtol=0, atol=1e-5):
+        found.append(f"embedding {answer.embedding}, not {right.embedding}")
     ends = [(a.finish_reason, a.stop_reason) for a in (answer, right)]
     if ends[0] != ends[1] and not cut:
         found.append(f"ends {ends[0]}, not {ends[1]}")
@@ -370,4 +376,8 @@ def draw_workload(seed: int, features: tuple[str, ...]) -> Workload:
                 salt=draw.pick(None, None, "a"),
             )
         )
+    for i in range(draw.pick(0, 0, 1, 3)):
+        prompt = draw.pick(*stems)[: draw.integer(0, 90)] + draw.tokens(draw.integer(1, 20))
+        pooling, arrival = draw.pick("last", "mean"), draw.integer(0, 30)
+        jobs.append(Job(f"v{i}", prompt, SamplingParams(), arrival=arrival, pooling=pooling))
     return Workload(setting, tuple(jobs))
