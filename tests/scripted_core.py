@@ -27,6 +27,8 @@ def load(config: EngineConfig, progress: Any) -> tuple[FakeEngine, TinyTokenizer
     kind, *options = config.model.split()
     if kind == "wrong":
         raise ModelError("there is no such model")
+    if kind == "exit":
+        os._exit(3)
     if kind == "bug":
         raise KeyError("a bug")
     if kind == "slow":
@@ -47,6 +49,7 @@ def load(config: EngineConfig, progress: Any) -> tuple[FakeEngine, TinyTokenizer
         return [5] if text.startswith("long") else [*request.prompt_token_ids, EOS]
 
     given = dict(option.split("=") for option in options)
+    limit = given.pop("queue_limit", None)
     engine = FakeEngine(
         script,
         vocab_size=TOKENIZER.vocab_size,
@@ -55,4 +58,5 @@ def load(config: EngineConfig, progress: Any) -> tuple[FakeEngine, TinyTokenizer
         logits_processors=config.logits_processors,
         **{name: int(value) for name, value in given.items()},
     )
+    engine.queue_limit = None if limit is None else int(limit)
     return engine, TOKENIZER

@@ -15,7 +15,6 @@ import importlib
 import logging
 import os
 import queue
-import shutil
 import signal
 import sys
 import threading
@@ -66,7 +65,7 @@ def main() -> int:
     with contextlib.suppress(AttributeError):  # Linux only; elsewhere the lifeline must do
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     config = engine_config(**msgspec.json.decode(_read_line()))
-    threading.Thread(target=_die_with_front, args=(arguments.folder,), name="jaxpaged-lifeline", daemon=True).start()
+    threading.Thread(target=_die_with_front, name="jaxpaged-lifeline", daemon=True).start()
     output = Output(arguments.folder, arguments.index)
     core = _start(config, arguments.engine, output)
     if core is not None:
@@ -125,11 +124,10 @@ def _read_line() -> bytes:
     return line
 
 
-def _die_with_front(folder: Path) -> None:
+def _die_with_front() -> None:
     """Ends this process at once, whatever it does, when the other end of the lifeline is closed."""
     while os.read(0, 1 << 16):
         pass
-    shutil.rmtree(folder, ignore_errors=True)
     os._exit(0)
 
 
