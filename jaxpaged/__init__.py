@@ -13,6 +13,7 @@ from jaxpaged import errors
 
 if TYPE_CHECKING:
     from jaxpaged.config import EngineConfig
+    from jaxpaged.core.pooling_params import PoolingParams
     from jaxpaged.core.sampling_params import SamplingParams, StructuredOutputs
     from jaxpaged.device.logits_processor import LogitsContext, LogitsProcessor
     from jaxpaged.engine.output import CompletionOutput, RequestOutput
@@ -22,6 +23,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "EngineConfig": "jaxpaged.config",
+    "PoolingParams": "jaxpaged.core.pooling_params",
     "SamplingParams": "jaxpaged.core.sampling_params",
     "StructuredOutputs": "jaxpaged.core.sampling_params",
     "LogitsContext": "jaxpaged.device.logits_processor",
@@ -38,6 +40,7 @@ __all__ = [
     "EngineConfig",
     "LogitsContext",
     "LogitsProcessor",
+    "PoolingParams",
     "RequestOutput",
     "SamplingParams",
     "StructuredOutputs",

@@ -149,7 +149,7 @@ class LLM:
         """
         wanted = PoolingParams(pooling=pooling, dimensions=dimensions, normalize=normalize)
         batch = _as_batch(prompts)
-        params = [SamplingParams(output_kind="final", detokenize=False)] * len(batch)
+        params = [SamplingParams(max_tokens=None, output_kind="final", detokenize=False)] * len(batch)
         ids = [self.tokenizer.encode(p) if isinstance(p, str) else _as_ids(p) for p in batch]
         outputs = self._run(ids, [None] * len(ids), params, cache_salt, priority, use_tqdm, wanted)
         if not outputs:

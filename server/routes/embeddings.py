@@ -53,6 +53,7 @@ async def _prepare(state: Serving, body: EmbeddingRequest, answer_id: str) -> li
         pooling=body.pooling, dimensions=body.dimensions, normalize=True if body.normalize is None else body.normalize
     )
     params = SamplingParams(
+        max_tokens=None,
         truncate_prompt_tokens=body.truncate_prompt_tokens,
         timeout=state.config.request_timeout,
         detokenize=False,

@@ -75,9 +75,8 @@ def test_the_hidden_states_of_the_module(make_engine, tiny_module, tiny_params, 
             assert np.linalg.norm(vector) == pytest.approx(1, abs=1e-6)
 
 
-@pytest.mark.parametrize("name", ["gemma2", "qwen3"])
-def test_other_families(name):
-    config_json = CASES[name].config
+def test_another_family():
+    config_json = CASES["gemma2"].config
     family = models.get_family(config_json["model_type"])
     module = family.module(config=family.config_from_hf(config_json), dtype=jnp.dtype("float32"))
     params = models.random_params(module, 3)
