@@ -114,7 +114,7 @@ class _Families:
         lengths = _one_two_five(max_model_len)
         self.gauges = [(field, Gauge(PREFIX + name, text, LABELS, registry=registry)) for name, field, text in _GAUGES]
         self.counters = [(field, counter(name, text)) for name, field, text in _COUNTERS]
-        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of requests that got their first token.")
+        self.prompt_tokens = counter("prompt_tokens", "Prompt tokens of requests whose prompt has been computed.")
         self.prompt_tokens_cached = counter("prompt_tokens_cached", "Those of them found in the prefix cache.")
         self.prompt_tokens_by_source = counter(
             "prompt_tokens_by_source", "The same, by where they come from.", "source"
@@ -187,8 +187,8 @@ class _CoreMetrics:
     def _take_tokens(self, tokens: StepTokens) -> None:
         self._generation_tokens.inc(tokens.num_generated_tokens)
         self._inter_token.observe_all(tokens.inter_token_seconds)
-        if tokens.first_token_seconds:
-            self._to_first_token.observe_all(tokens.first_token_seconds)
+        self._to_first_token.observe_all(tokens.first_token_seconds)
+        if tokens.num_prompt_tokens:
             self._prompt_tokens.inc(tokens.num_prompt_tokens)
             self._prompt_tokens_cached.inc(tokens.num_cached_tokens)
             computed, cached = self._by_source

@@ -65,7 +65,8 @@ class StepTokens:
     """What one core's step brought to its requests.
 
     Attributes:
-      num_prompt_tokens: the prompts, cached tokens included, of those that got their first token.
+      num_prompt_tokens: the prompts, cached tokens included, of those that got their first token, or all they wanted
+        without one.
       num_cached_tokens: of these, tokens found in the prefix cache.
       num_generated_tokens: new tokens of all requests.
       first_token_seconds: of each request that got its first one, the time since its arrival.

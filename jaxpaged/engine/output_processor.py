@@ -180,12 +180,13 @@ class _LiveRequest:
         metrics, num_new = self._metrics, sample.consume(update)
         if metrics.scheduled_time is None and update.queue_seconds is not None:
             metrics.scheduled_time = metrics.arrival_time + update.queue_seconds
+        if metrics.first_token_time is None and (num_new or update.finish_reason in ("stop", "length")):
+            tokens.num_prompt_tokens += len(self._prompt_token_ids)
+            tokens.num_cached_tokens += self._num_cached_tokens
         if num_new:
             if metrics.first_token_time is None:
                 metrics.first_token_time = now
                 tokens.first_token_seconds.append(now - metrics.arrival_time)
-                tokens.num_prompt_tokens += len(self._prompt_token_ids)
-                tokens.num_cached_tokens += self._num_cached_tokens
             elif sample.last_token_time is not None:
                 tokens.inter_token_seconds.append(now - sample.last_token_time)
             sample.last_token_time = metrics.last_token_time = now

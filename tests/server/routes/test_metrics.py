@@ -206,3 +206,16 @@ def test_an_observer_that_fails_stops_nothing(start):
         assert server.post("/v1/completions", prompt="abc").json()["choices"][0]["text"] == "abc"
     assert value(shown(server), "jaxpaged:request_success_total", finished_reason="stop") == 2
     assert server.http.get("/health").status_code == 200
+
+
+def test_prompts_without_tokens_count(start):
+    """Of embeddings, and where only the prompt is scored."""
+    server = start()
+    assert server.post("/v1/completions", prompt="abcdef", max_tokens=0, echo=True, logprobs=1).status_code == 200
+    scored = shown(server)
+    assert value(scored, "jaxpaged:prompt_tokens_total") == 6
+    assert value(scored, "jaxpaged:generation_tokens_total") == 0
+    assert value(scored, "jaxpaged:time_to_first_token_seconds_count") == 0
+    assert value(scored, "jaxpaged:request_success_total", finished_reason="length") == 1
+    assert value(scored, "jaxpaged:request_queue_time_seconds_count") == 1
+    assert value(scored, "jaxpaged:request_prefill_time_seconds_count") == 0
