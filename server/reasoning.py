@@ -94,7 +94,9 @@ class ReasoningParser(Scanner):
             self._state = self._think
             return i + len(mark)
         if self._always:
-            self._count(self._told_blanks())
+            blanks = self._told_blanks()
+            self._count(blanks)
+            self._blanks.append(blanks.lstrip("\n"))
             self._state = self._think
         else:
             self.thinking = False
@@ -137,13 +139,11 @@ class ReasoningParser(Scanner):
             self._count(rest)
             self._deltas.append(Reasoning(self._told_blanks() + rest))
         elif self._state == self._begin:
-            blanks = self._told_blanks()
-            thinks = self._always and rest
-            self._deltas.append(Reasoning(blanks + rest) if thinks else Content(blanks + rest))
-            if thinks:
-                self._count(blanks + rest)
-        if not self.thinking or self._state == self._begin:
-            self.thinking = False
+            rest = self._told_blanks() + rest
+            self.thinking = self._always
+            if self._always:
+                self._count(rest)
+            self._deltas.append(Reasoning(rest) if self._always else Content(rest))
 
     def _told_blanks(self) -> str:
         blanks = "".join(self._blanks)
