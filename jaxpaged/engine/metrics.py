@@ -174,10 +174,10 @@ class _CoreMetrics:
         for field, counter in self._counters:
             if grown := self._grown(field, stats):
                 counter.inc(grown)
-        if self._grown("num_steps", stats):
-            self._iteration_tokens.observe(
-                self._grown("num_prompt_tokens", stats) + self._grown("num_generated_tokens", stats)
-            )
+        num_tokens = self._grown("num_prompt_tokens", stats) + self._grown("num_generated_tokens", stats)
+        if num_tokens:
+            self._iteration_tokens.observe(num_tokens)
+        if num_tokens or self._grown("num_steps", stats):
             for field, stage in self._stages:
                 if seconds := getattr(stats, field):
                     stage.observe(seconds)
