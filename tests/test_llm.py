@@ -17,7 +17,7 @@ import jaxpaged
 from jaxpaged import LLM, LogitsProcessor, SamplingParams, StructuredOutputs
 from jaxpaged.engine.async_llm import AsyncLLM
 from jaxpaged.engine.core_client import InProcessClient
-from jaxpaged.errors import ConfigError, InvalidRequestError, ModelNotFoundError, RequestTooLargeError
+from jaxpaged.errors import ConfigError, InvalidRequestError, ModelError, ModelNotFoundError, RequestTooLargeError
 from server.app import create_app
 from server.config import ServerConfig
 from tests import tiny_model
@@ -241,6 +241,52 @@ def test_a_fault_in_one_output_ends_that_request_alone(llm, monkeypatch):
     assert only(llm.generate("Hello", params, use_tqdm=False)) == good
 
 
+def test_embeddings(llm):
+    """B52: of texts, ids and arrays in one call; as alone; the last hidden state unless the model says otherwise."""
+    prompts = ["Hello world", [5, 6, 7], jnp.arange(3, 43), "a"]
+    vectors = llm.embed(prompts, use_tqdm=False)
+    assert vectors.shape == (4, 32) and vectors.dtype == np.float32
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
+    for pooling in (None, "last", "mean"):
+        together = llm.embed(prompts, pooling, use_tqdm=False)
+        alone = [llm.embed(prompt, pooling, use_tqdm=False)[0] for prompt in prompts]
+        np.testing.assert_allclose(together, alone, atol=1e-5)
+        assert np.allclose(together, vectors, atol=1e-5) == (pooling != "mean")
+    raw = llm.embed(prompts, "mean", 16, False, use_tqdm=False)
+    cut = llm.embed(prompts, "mean", 16, use_tqdm=False)
+    assert raw.shape == (4, 16)
+    np.testing.assert_allclose(raw / np.linalg.norm(raw, axis=1, keepdims=True), cut, atol=1e-6)
+
+
+def test_embeddings_of_nothing(llm):
+    assert llm.embed([]).shape == (0, 32) and llm.embed([], dimensions=8).shape == (0, 8)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "options", "message"),
+    [
+        ("a", {"dimensions": 0}, "dimensions=0"),
+        ("a", {"dimensions": 33}, "dimensions=33 is more than the 32"),
+        ("a", {"pooling": "cls"}, "pooling='cls'"),
+        (["a", [99999]], {}, "99999"),
+        (["a", [5] * 129], {}, "129 tokens, but the context holds 128"),
+    ],
+)
+def test_what_cannot_be_embedded(llm, prompts, options, message):
+    with pytest.raises(InvalidRequestError, match=message):
+        llm.embed(prompts, **options)
+    assert not llm.engine.has_work
+
+
+def test_no_embedding_of_broken_weights(llm):
+    params = llm.params
+    llm.update_params({**params, "final_norm": params["final_norm"] * jnp.nan})
+    with pytest.raises(ModelError, match="NaN"):
+        llm.embed("a", use_tqdm=False)
+    llm.update_params(params)
+    assert np.isfinite(llm.embed("a", use_tqdm=False)).all()
+
+
 def test_other_weights(llm):
     before = only(llm.generate("Hello world", GREEDY, use_tqdm=False))
     params = llm.params
@@ -351,6 +397,24 @@ def test_http_with_the_openai_client(server):
     with httpx.Client(trust_env=False) as http:
         check_http(openai.OpenAI(base_url=server, api_key="none", http_client=http, max_retries=0))
         assert http.get(server.removesuffix("/v1") + "/health").status_code == 200
+
+
+def test_embeddings_over_http(llm, server):
+    """Beside a stream of text, and as alone."""
+    texts = ["Hello", "The quick brown fox", "x" * 60]
+    with httpx.Client(trust_env=False) as http:
+        client = openai.OpenAI(base_url=server, api_key="none", http_client=http, max_retries=0)
+        stream = client.completions.create(model="tiny", prompt="Hello", max_tokens=40, temperature=0, stream=True)
+        answer = client.embeddings.create(model="tiny", input=texts, dimensions=16, extra_body={"pooling": "mean"})
+        text = "".join(chunk.choices[0].text for chunk in stream)
+        alone = client.completions.create(model="tiny", prompt="Hello", max_tokens=40, temperature=0)
+        assert text == alone.choices[0].text
+        vectors = [entry.embedding for entry in answer.data]
+        options = {"model": "tiny", "dimensions": 16, "extra_body": {"pooling": "mean"}}
+        solo = [client.embeddings.create(input=each, **options).data[0].embedding for each in texts]
+    np.testing.assert_allclose(vectors, solo, atol=1e-5)
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
+    assert answer.usage.prompt_tokens == sum(len(llm.tokenizer.encode(text)) for text in texts)
 
 
 def check_http(client):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from functools import partial
 
 import jax
@@ -14,12 +16,16 @@ from jaxpaged import models
 from jaxpaged.config import EngineConfig
 from jaxpaged.core.pooling_params import PoolingParams
 from jaxpaged.core.sampling_params import SamplingParams
+from jaxpaged.engine.async_llm import AsyncLLM
 from jaxpaged.engine.engine import Engine
 from jaxpaged.engine.load import build_engine
+from jaxpaged.engine.process_client import ProcessClient
 from jaxpaged.errors import InvalidRequestError, RequestTooLargeError, UnsupportedError
 from jaxpaged.layers.attention import DenseContext
 from tests.engine.tiny import GREEDY, MAX_LEN, TINY_LLAMA, VOCAB, prompt
+from tests.fake_engine import HIDDEN_SIZE, hidden_state
 from tests.models.golden_cases import CASES
+from tests.scripted_core import LOAD, TOKENIZER
 
 KINDS = ("last", "mean")
 PARAMS = SamplingParams()
@@ -210,3 +216,24 @@ def test_sizes_and_kinds(make_engine):
 def test_a_vocabulary_of_its_own(make_engine):
     with pytest.raises(InvalidRequestError, match=f"{VOCAB}"):
         make_engine().make_request("v", [VOCAB], PARAMS, pooling=PoolingParams())
+
+
+def test_from_a_core_in_another_process():
+    """The front checks what is wanted, and gets the same numbers."""
+    wanted = PoolingParams(dimensions=4)
+
+    async def main(client) -> list:
+        llm = AsyncLLM(client, TOKENIZER)
+        with pytest.raises(InvalidRequestError, match=f"dimensions={HIDDEN_SIZE + 1}"):
+            await llm.prepare([5], PARAMS, pooling=PoolingParams(dimensions=HIDDEN_SIZE + 1))
+        prepared = await llm.prepare([5, 6, 7], PARAMS, pooling=wanted)
+        outputs = [output async for output in llm.stream(prepared)]
+        await llm.shutdown()
+        return outputs
+
+    client = ProcessClient(EngineConfig(model="echo"), engine=LOAD)
+    with contextlib.closing(client):
+        client.wait_until_ready()
+        (output,) = asyncio.run(main(client))
+    assert output.finished and output.finish_reason == "stop" and not output.token_ids
+    np.testing.assert_array_equal(output.embedding, wanted.vector(hidden_state([5, 6, 7]), 1))
