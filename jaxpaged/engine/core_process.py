@@ -1,7 +1,7 @@
-"""The process of one engine core, started by `ProcessClient` as `python -m jaxpaged.engine.core_process`.
+"""The process of one engine core, started by `CoreChild` as `python -m jaxpaged.engine.core_process`.
 
 Its standard input is its lifeline: the first line is the engine's config, and its end means that the front has died,
-or wants this process to. Messages pass over Unix sockets in a folder that only this user can enter.
+or wants this process to.
 """
 
 from __future__ import annotations
@@ -9,108 +9,35 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
-import dataclasses
-import gc
-import importlib
-import logging
+import json
 import os
-import queue
 import signal
 import sys
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
-
-import msgspec
-import zmq
-
-from jaxpaged.config import EngineConfig, engine_config
-from jaxpaged.engine.core import EngineCore
-from jaxpaged.engine.engine_like import EngineLike
-from jaxpaged.engine.messages import (
-    Died,
-    Failure,
-    FromCore,
-    Progress,
-    Ready,
-    StartFailed,
-    decode_to_core,
-    encode,
-)
-from jaxpaged.engine.sockets import core_socket, front_socket, listening, sending
-from jaxpaged.errors import EngineDeadError, JaxPagedError
-from jaxpaged.text.grammar import GrammarCompiler
-
-logger = logging.getLogger(__name__)
-
-NOT_SENT = ("scheduling_key", "logits_processors")  # fields of the config that may hold functions
 
 _PR_SET_PDEATHSIG = 1
-_SECONDS_TO_FLUSH = 5.0
-_SECONDS_BETWEEN_PROGRESS = 0.1
 
 
-def main() -> int:
-    """Runs the core to its end; the exit status."""
+def main() -> None:
+    """Runs the core to its end."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--index", type=int, required=True, help="of this core")
     parser.add_argument("--folder", type=Path, required=True, help="where the sockets are")
-    parser.add_argument("--engine", metavar="MODULE:NAME", help="function that makes the engine and its tokenizer")
+    parser.add_argument("--engine", required=True, metavar="MODULE:NAME", help="function that makes the engine")
     arguments = parser.parse_args()
     # Ctrl-C and what a supervisor sends to all processes are for the front: it drains, and then ends this process.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(AttributeError):  # Linux only; elsewhere the lifeline must do
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    config = engine_config(**msgspec.json.decode(_read_line()))
+    options = json.loads(_read_line())
     threading.Thread(target=_die_with_front, name="jaxpaged-lifeline", daemon=True).start()
-    output = Output(arguments.folder, arguments.index)
-    core = _start(config, arguments.engine, output)
-    if core is not None:
-        Input(arguments.folder, arguments.index, core).start()
-        _run(core, output)
-    output.close()
-    return 1
+    # Imported only now, on the lifeline: this takes seconds.
+    from jaxpaged.config import engine_config
+    from jaxpaged.engine.core_service import serve_core
 
-
-def _start(config: EngineConfig, engine: str, output: Output) -> EngineCore | None:
-    """Loads the engine and says so, or says why not."""
-    try:
-        core, ready = _load(config, engine, output)
-    except JaxPagedError as error:
-        output.put(StartFailed(Failure.of(error)))
-        return None
-    except Exception as error:
-        logger.critical("the engine does not start", exc_info=error)
-        output.put(StartFailed(Failure.of(EngineDeadError(f"the engine does not start: {error!r}"))))
-        return None
-    gc.collect()
-    gc.freeze()  # what is there now stays: no collection need look at it again
-    output.put(ready)
-    return core
-
-
-def _load(config: EngineConfig, name: str, output: Output) -> tuple[EngineCore, Ready]:
-    module, _, function = name.partition(":")
-    load: Callable[[EngineConfig, Any], tuple[EngineLike, Any]] = getattr(importlib.import_module(module), function)
-    engine, tokenizer = load(config, output.progress)
-    core = EngineCore(engine, GrammarCompiler(tokenizer, engine.vocab_size, engine.eos_token_ids), output.put)
-    core.prepare()
-    resolved = {f.name: getattr(engine.config, f.name) for f in dataclasses.fields(EngineConfig)}
-    told = {name: value for name, value in resolved.items() if name not in NOT_SENT}
-    return core, Ready(
-        told, engine.vocab_size, list(engine.eos_token_ids), engine.num_programs, engine.hidden_size, engine.pooling
-    )
-
-
-def _run(core: EngineCore, output: Output) -> None:
-    try:
-        core.run()
-    except BaseException as error:
-        logger.critical("the engine has failed", exc_info=error)
-        output.put(Died(repr(error)))
+    serve_core(engine_config(**options), arguments.engine, arguments.folder, arguments.index)
 
 
 def _read_line() -> bytes:
@@ -131,66 +58,7 @@ def _die_with_front() -> None:
     os._exit(0)
 
 
-class Output:
-    """The output thread: sends what is put, in order."""
-
-    def __init__(self, folder: Path, index: int):
-        self._messages: queue.SimpleQueue[FromCore | None] = queue.SimpleQueue()
-        self._path, self._index = front_socket(folder), bytes([index])
-        self._last_progress = 0.0
-        self._thread = threading.Thread(target=self._run, name="jaxpaged-output", daemon=True)
-        self._thread.start()
-
-    def put(self, message: FromCore) -> None:
-        """May be called in any thread."""
-        self._messages.put(message)
-
-    def progress(self, stage: str, done: int, total: int) -> None:
-        """The argument `progress` of `load_engine`."""
-        now = time.monotonic()
-        if done >= total or done == 0 or now - self._last_progress >= _SECONDS_BETWEEN_PROGRESS:
-            self._last_progress = now
-            self.put(Progress(stage, done, total))
-
-    def close(self) -> None:
-        """Returns when all has been sent."""
-        self._messages.put(None)
-        self._thread.join(_SECONDS_TO_FLUSH)
-
-    def _run(self) -> None:
-        try:
-            self._send_all()
-        except Exception as error:  # nothing that the core says would be heard any more
-            logger.critical("the output of the engine core has failed", exc_info=error)
-            os._exit(1)
-
-    def _send_all(self) -> None:
-        with zmq.Context() as context, sending(context, self._path) as socket:
-            socket.linger = int(_SECONDS_TO_FLUSH * 1000)  # the context's end waits until everything is out
-            while (message := self._messages.get()) is not None:
-                socket.send_multipart((self._index, encode(message)))
-
-
-class Input(threading.Thread):
-    """The input thread: hands what comes to the core."""
-
-    def __init__(self, folder: Path, index: int, core: EngineCore):
-        super().__init__(name="jaxpaged-input", daemon=True)
-        self._core = core
-        self._socket = listening(zmq.Context(), core_socket(folder, index))
-
-    def run(self) -> None:
-        while True:
-            frame = self._socket.recv()
-            try:
-                message = decode_to_core(frame)
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                logger.error("dropped a message of %d bytes that is none of ours: %s", len(frame), error)
-                continue
-            self._core.receive(message)
-
-
 if __name__ == "__main__":
-    status = main()
+    main()
     sys.stderr.flush()
-    os._exit(status)  # without waiting for threads that may be anywhere
+    os._exit(1)  # without waiting for threads that may be anywhere
