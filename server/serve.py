@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import signal
 import socket
 import ssl
@@ -28,6 +29,7 @@ from server.connection import uvicorn_options
 from server.generation_defaults import resolve_generation
 from server.listen import Listener
 from server.log_format import configure_logging
+from server.routes.engine_state import is_no_poll
 from server.start_page import start_page
 
 # Between the engine's death and the exit of the process: time for probes to read the 503.
@@ -89,6 +91,7 @@ def _serve(client: EngineCoreClient, tokenizer: Tokenizer, config: ServerConfig,
             **uvicorn_options(config),
         )
     )
+    logging.getLogger("uvicorn.access").addFilter(is_no_poll)
     with contextlib.suppress(KeyboardInterrupt, _Terminated):  # uvicorn repeats the signal once it has drained
         server.run(listener.opened())
     return 1 if llm.error is not None else 0

@@ -74,10 +74,11 @@ def _server_lines(server: ServerConfig, listener: Listener) -> Iterator[tuple[st
     has_keys = bool(server.api_key or server.api_key_file)
     yield "listening", f"{listener.url}/v1" if server.uds is None else f"{listener.url} (as in http://localhost/v1)"
     if server.uds is None:
-        docs = "" if server.disable_fastapi_docs else f", {listener.url}/docs"
-        yield "pages", f"{listener.url}/{docs}, {listener.url}/metrics"
+        pages = ["/"] * server.page + ["/docs"] * (not server.disable_fastapi_docs) + ["/metrics"]
+        yield "pages", ", ".join(listener.url + path for path in pages)
     if has_keys:
-        yield "access", "with an API key"
+        closed = server.page and not server.enable_public_page
+        yield "access", "with an API key" + ("; browsers have none to send: see --enable-public-page" if closed else "")
     elif not listener.is_local:
         yield "WARNING", "no API key is set: whoever reaches this address may use the model (--api-key)"
 

@@ -26,7 +26,7 @@ export class Chat {
     byId("examples").addEventListener("click", (event) => this.#take(event.target.closest("button")));
     this.prompt.addEventListener("input", () => this.#fit());
     this.prompt.addEventListener("keydown", (event) => this.#onKey(event));
-    document.addEventListener("keydown", (event) => event.key === "Escape" && !event.defaultPrevented && this.stop());
+    document.addEventListener("keydown", (event) => event.key === "Escape" && !document.querySelector("dialog[open]") && this.stop());
     this.thread.addEventListener("scroll", () => (this.#followed = this.#atEnd()), { passive: true });
   }
 
@@ -69,7 +69,8 @@ export class Chat {
   // Adds turns and streams the answer. If nothing comes of it, they are taken back.
   async #ask(turns) {
     const asked = turns.map((turn) => this.#show(turn));
-    this.#turns.push(...turns);
+    const conversation = this.#turns;
+    conversation.push(...turns);
     this.#followed = true;
     const answer = new Answer();
     this.thread.append(answer.element);
@@ -85,6 +86,7 @@ export class Chat {
     }
     answer.finish();
     this.#busy(null);
+    if (conversation !== this.#turns) return; // another one was begun meanwhile
     if (answer.isEmpty) this.#takeBack(turns, asked, answer);
     else this.#keep(answer);
     if (error) this.#showError(error);

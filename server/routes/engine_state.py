@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import logging
 import time
 from collections import deque
 from typing import Any
@@ -17,13 +18,14 @@ from jaxpaged.engine.async_llm import AsyncLLM
 from jaxpaged.engine.observer import RequestEnd, StepTokens, WatchedRequest
 from jaxpaged.engine.stats import EngineStats
 
+PATH = "/engine/state"
 SECONDS_FRESH = 0.3  # for so long, one snapshot serves all who ask
 NUM_FIRST_TOKENS = 40
 
 router = APIRouter()
 
 
-@router.get("/engine/state")
+@router.get(PATH)
 async def engine_state(http: Request) -> Response:
     """The state of each core."""
     plain, packed = await http.app.state.engine_state.get()
@@ -74,6 +76,11 @@ class EngineState:
 
     def on_finished(self, request: WatchedRequest, end: RequestEnd) -> None:
         """As Observer."""
+
+
+def is_no_poll(record: logging.LogRecord) -> bool:
+    """A filter of the access log: an open page would add two lines a second."""
+    return f"{PATH} HTTP" not in record.getMessage()
 
 
 def _encoded(state: dict[str, Any]) -> tuple[bytes, bytes]:

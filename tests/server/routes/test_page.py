@@ -6,6 +6,7 @@ import asyncio
 import base64
 import gzip
 import json
+import logging
 import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,7 @@ import pytest
 import server.page
 from server.page import FILES
 from server.routes import engine_state
-from server.routes.engine_state import EngineState
+from server.routes.engine_state import EngineState, is_no_poll
 from tests.server.conftest import LiveServer, wait_for
 
 FOLDER = Path(server.page.__file__).parent
@@ -137,7 +138,7 @@ def test_many_viewers_cost_one_snapshot(live, monkeypatch) -> None:
         return snapshot()
 
     monkeypatch.setattr(live.engine, "snapshot", slow)
-    live.server.config.app.state.engine_state._taken = -60.0
+    live.app.state.engine_state._taken = -60.0
     with ThreadPoolExecutor(8) as pool:
         answers = [pool.submit(live.http.get, STATE) for _ in range(8)]
         wait_for(lambda: calls)
@@ -175,3 +176,12 @@ def test_a_dead_engine_is_told(start) -> None:
     wait_for(lambda: live.llm.error)
     response = live.http.get(STATE)
     assert response.status_code == 503 and response.json()["error"]["code"] == "engine_dead"
+
+
+def test_polling_is_not_in_the_access_log() -> None:
+    def record(path: str) -> logging.LogRecord:
+        arguments = ("127.0.0.1:5", "GET", path, "1.1", 200)
+        return logging.LogRecord("uvicorn.access", logging.INFO, "", 0, '%s - "%s %s HTTP/%s" %d', arguments, None)
+
+    assert not is_no_poll(record(STATE)) and not is_no_poll(record("/prefix" + STATE))
+    assert is_no_poll(record("/")) and is_no_poll(record("/v1/models"))
