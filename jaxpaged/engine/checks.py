@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from numbers import Integral
 
 from msgspec.structs import replace
@@ -18,12 +18,19 @@ _WITH_POOLING = frozenset({"truncate_prompt_tokens", "timeout", "max_tokens", "d
 
 
 def checked_prompt(
-    token_ids: Sequence[int], params: SamplingParams, config: EngineConfig, vocab_size: int, *, generates: bool = True
+    token_ids: Sequence[int],
+    params: SamplingParams,
+    config: EngineConfig,
+    vocab_size: int,
+    *,
+    generates: bool = True,
+    end_ids: Container[int] = (),
 ) -> list[int]:
-    """The prompt, cut if `truncate_prompt_tokens` says so.
+    """The prompt, cut if `truncate_prompt_tokens` says so: to its last tokens; for a vector to its first.
 
     Args:
-      generates: there must be room for a token after it.
+      generates: there must be room for a token after it. False: for a vector.
+      end_ids: if one of these ends what is cut for a vector, it still does: models are trained with it.
 
     Raises:
       InvalidRequestError: it is empty, or holds what is no token id.
@@ -37,7 +44,11 @@ def checked_prompt(
         keep = params.truncate_prompt_tokens
         if keep < 0:
             keep = max(limit - max(params.max_tokens or 1, 1), 1) if generates else limit
-        prompt = prompt[-keep:]
+        if generates:
+            prompt = prompt[-keep:]
+        elif len(prompt) > keep:
+            end = prompt[-1:] if prompt[-1] in end_ids else []
+            prompt = prompt[: keep - len(end)] + end
     if len(prompt) + generates > limit:
         with_one = " with at least one generated token" if generates else ""
         raise RequestTooLargeError(

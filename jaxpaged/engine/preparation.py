@@ -179,7 +179,8 @@ class Preparation:
 
     def _checked_prompt(self, token_ids: Sequence[int], params: SamplingParams, *, generates: bool) -> list[int]:
         config = self._client.config
-        prompt = checked_prompt(token_ids, params, config, self._client.vocab_size, generates=generates)
+        ends = self._tokenizer.special_ids
+        prompt = checked_prompt(token_ids, params, config, self._client.vocab_size, generates=generates, end_ids=ends)
         assert config.num_kv_blocks, "not resolved"
         check_length(len(prompt), self._max_model_len, config.num_kv_blocks, config.block_size, new=int(generates))
         return prompt

@@ -40,7 +40,9 @@ class EmbeddingRequest(BaseModel):
         None, description="Of the last token, or the mean over all. Default: as the model says."
     )
     normalize: bool | None = Field(None, description="Scale to unit length, after the cut. Default true.")
-    truncate_prompt_tokens: int | None = Field(None, description="Keep the last tokens of a prompt; -1: what fits.")
+    truncate_prompt_tokens: int | None = Field(
+        None, description="Keep the first tokens, and a control token at the end; -1: what fits."
+    )
     add_special_tokens: bool | None = Field(None, description="Let the tokenizer add its own to a text. Default true.")
     priority: int | None = Field(
         None, ge=-_INT32 - 1, le=_INT32, description="Smaller goes first, with --scheduling-policy priority."

@@ -184,8 +184,8 @@ def test_the_whole_context(make_engine, right):
         engine.make_request("v", prompt(MAX_LEN + 1), PARAMS, pooling=PoolingParams())
     for cut, left in ((-1, MAX_LEN), (17, 17)):
         params = SamplingParams(truncate_prompt_tokens=cut)
-        request = engine.make_request("v", [*prompt(9), *ids], params, pooling=PoolingParams(pooling="mean"))
-        assert request.prompt_token_ids == ids[-left:]
+        request = engine.make_request("v", [*ids, *prompt(9)], params, pooling=PoolingParams(pooling="mean"))
+        assert request.prompt_token_ids == ids[:left]
 
 
 def test_what_a_vector_has_no_use_for(make_engine):

@@ -11,7 +11,7 @@ import pytest
 
 from server.protocol.embeddings import MAX_INPUTS
 from tests.fake_engine import HIDDEN_SIZE, hidden_state
-from tests.server.conftest import MODEL, LiveServer, wait_for
+from tests.server.conftest import EOS, MODEL, LiveServer, wait_for
 
 PATH = "/v1/embeddings"
 TEXTS = ["a", "Hello there, how are you?", "x" * 40]
@@ -80,7 +80,7 @@ def test_what_vllm_adds(live: LiveServer):
     options = {"add_special_tokens": False, "truncate_prompt_tokens": 3, "cache_salt": "s", "priority": 0}
     options |= {"request_id": "mine", "embed_dtype": "float32", "endianness": "little", "pooling": "mean"}
     answer = live.post(PATH, input=TEXTS[1], **options)
-    np.testing.assert_array_equal(vectors(answer), [expected(ids[-3:])])
+    np.testing.assert_array_equal(vectors(answer), [expected(ids[:3])])
     assert answer.json()["id"] == "embd-mine" and answer.json()["usage"]["total_tokens"] == 3
     request = live.engine.requests[-1]
     assert (request.cache_salt, request.pooling.pooling) == ("s", "mean")
@@ -139,6 +139,17 @@ def test_what_is_refused(live: LiveServer, fields, param, says):
     assert answer.status_code == (404 if param == "model" else 400), answer.text
     assert error["param"] == param and says in error["message"], error
     assert len(live.engine.added) == before
+
+
+@pytest.mark.parametrize(("keep", "length"), [(1, 1), (4, 4), (-1, 512), (600, 513)])
+def test_cut_to_the_first_tokens_and_what_ends_them(live: LiveServer, keep, length):
+    """Models that pool the last token are trained with a control token there."""
+    ids = [5 + i % 50 for i in range(512)]
+    got = live.post(PATH, input=[[*ids, EOS], [*ids, 9]], truncate_prompt_tokens=keep)
+    if length > 512:
+        assert got.json()["error"]["message"].startswith("input[0]: the prompt has 513 tokens")
+        return
+    np.testing.assert_array_equal(vectors(got), [expected([*ids[: length - 1], EOS]), expected(ids[:length])])
 
 
 def test_the_whole_context_is_there_for_the_prompt(live: LiveServer):
