@@ -8,10 +8,10 @@ import os
 import re
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import textwrap
-import threading
 from pathlib import Path
 
 import httpx
@@ -237,30 +237,49 @@ SERVE = textwrap.dedent(
 )
 
 
-class Process:
-    """`jaxpaged serve` on a free port."""
+CERTIFICATE = ROOT / "tests" / "server" / "localhost.pem"  # self-signed, with its key
 
-    def __init__(self) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+
+class Process:
+    """`jaxpaged serve`, with a client."""
+
+    def __init__(self, client: httpx.Client, address: str | tuple[str, int], *options: str) -> None:
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAXPAGED_API_KEY": "secret"}
-        command = [sys.executable, "-c", SERVE, "--port", str(port), "--uvicorn-log-level", "warning"]
-        command += ["--generation-config", "vllm"]
+        command = [sys.executable, "-c", SERVE, "--uvicorn-log-level", "warning", *options]
         self.child = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, cwd=ROOT)
-        self.url = f"http://127.0.0.1:{port}"
+        self.client, self.address = client, address
 
     def ready(self) -> bool:
         assert self.child.poll() is None, self.child.stderr.read()
-        try:
-            return httpx.get(f"{self.url}/health", trust_env=False, timeout=1).status_code == 200
-        except httpx.TransportError:
-            return False
+        # By hand: httpx does not close a Unix socket that refused it.
+        with socket.socket(socket.AF_UNIX if isinstance(self.address, str) else socket.AF_INET) as probe:
+            if probe.connect_ex(self.address) != 0:
+                return False
+        return self.client.get("/health").status_code == 200
+
+
+def over_tls(folder: Path) -> Process:
+    """On a port, its options in a file."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    file = folder / "options.yaml"
+    file.write_text(f"port: {port}\nssl-certfile: {CERTIFICATE}\noverride-generation-config: {{top_k: 1}}\n")
+    trusted = ssl.create_default_context(cafile=CERTIFICATE)
+    client = httpx.Client(base_url=f"https://localhost:{port}", verify=trusted, trust_env=False, timeout=30)
+    return Process(client, ("127.0.0.1", port), "--config", str(file))
+
+
+def over_unix_socket(folder: Path) -> Process:
+    path = str(folder / "server.sock")
+    client = httpx.Client(base_url="http://localhost", transport=httpx.HTTPTransport(uds=path), timeout=30)
+    return Process(client, path, "--uds", path)
 
 
 @pytest.fixture(scope="module")
-def processes():
+def processes(tmp_path_factory):
     """Two, started side by side: most of their start is importing."""
-    both = [Process(), Process()]
+    folder = tmp_path_factory.mktemp("serve")
+    both = [over_tls(folder), over_unix_socket(folder)]
     try:
         for process in both:
             wait_for(process.ready, 120)
@@ -270,41 +289,38 @@ def processes():
             process.child.kill()
             process.child.wait()
             process.child.stderr.close()
-
-
-def ask(url: str, results: list[httpx.Response], **body) -> threading.Thread:
-    def post() -> None:
-        headers = {"Authorization": "Bearer secret"}
-        results.append(httpx.post(f"{url}/v1/completions", json=body, headers=headers, timeout=30, trust_env=False))
-
-    thread = threading.Thread(target=post)
-    thread.start()
-    return thread
+            process.client.close()
 
 
 def test_serve_drains_on_sigterm(processes) -> None:
-    child, url = processes[0].child, processes[0].url
-    assert httpx.get(f"{url}/v1/models", trust_env=False).status_code == 401
+    child, client = processes[0].child, processes[0].client
+    assert client.get("/v1/models").status_code == 401
     headers = {"Authorization": "Bearer secret"}
     body = {"prompt": "long", "max_tokens": 50, "stream": True, "stream_options": {"include_usage": True}}
-    with httpx.stream(
-        "POST", f"{url}/v1/completions", json=body, headers=headers, timeout=30, trust_env=False
-    ) as response:
+    with client.stream("POST", "/v1/completions", json=body, headers=headers) as response:
         lines = [next(iterator := response.iter_lines())]
         child.send_signal(signal.SIGTERM)
         lines += [line for line in iterator if line]
     assert '"completion_tokens":50' in lines[-2] and lines[-1] == "data: [DONE]"
     assert child.wait(20) == 0
     page = child.stderr.read()
-    assert "served as tiny" in page and "64 blocks of 16 tokens" in page and url in page
+    for part in (
+        "served as tiny",
+        "64 blocks of 16 tokens",
+        "top_k=1",
+        "with an API key",
+        f":{client.base_url.port}/v1",
+    ):
+        assert part in page
+    assert "secret" not in page
 
 
 def test_serve_exits_when_the_engine_dies(processes) -> None:
     """B54."""
-    child, url = processes[1].child, processes[1].url
-    results: list[httpx.Response] = []
-    ask(url, results, prompt="fail", max_tokens=50).join(20)
-    assert results[0].status_code == 503
-    assert httpx.get(f"{url}/health", trust_env=False).status_code == 503
+    child, client = processes[1].child, processes[1].client
+    headers = {"Authorization": "Bearer secret"}
+    answer = client.post("/v1/completions", json={"prompt": "fail", "max_tokens": 50}, headers=headers)
+    assert answer.status_code == 503 and client.get("/health").status_code == 503
     assert child.wait(20) == 1
-    assert "device lost" in child.stderr.read()
+    text = child.stderr.read()
+    assert "device lost" in text and "listening    unix:/" in text and "secret" not in text
