@@ -110,7 +110,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
       skip_special_tokens: leave control tokens out of the text.
       shown_special_ids: control tokens that are text all the same.
       spaces_between_special_tokens: as the tokenizer writes them (True), or none (False).
-      truncate_prompt_tokens: keep the last k prompt tokens; -1: as many as the context holds beside `max_tokens`.
+      truncate_prompt_tokens: keep the last k prompt tokens (for an embedding, the first); -1: as many as the context
+        holds beside `max_tokens`.
       output_kind: what a stream of outputs yields.
     """
 
