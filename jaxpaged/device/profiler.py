@@ -21,7 +21,10 @@ class Profiler:
         """
         if self._runs:
             raise InvalidRequestError("a profile is being taken already: stop it first")
-        jax.profiler.start_trace(folder)
+        try:
+            jax.profiler.start_trace(folder)
+        except RuntimeError as e:  # somebody else in this process has started one
+            raise InvalidRequestError(f"a profile is being taken already: {e}") from e
         self._runs = True
 
     def stop(self) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import jax
 import pytest
 
-from jaxpaged.device.profiler import Profiler
-from jaxpaged.errors import ConfigError, InvalidRequestError
+from jaxpaged.errors import ConfigError
 from server.config import ServerConfig
 
 ADMIN, USER = "the-admin-key", "a-user-key"
@@ -80,18 +78,6 @@ def test_a_folder_that_cannot_be_made_is_told(start, tmp_path):
     response = server.http.post("/start_profile", headers=bearer(ADMIN))
     assert response.status_code == 500 and "profiler_dir" in response.json()["error"]["message"]
     assert server.engine.profile is None
-
-
-def test_jaxs_profiler_writes_a_trace(tmp_path):
-    profiler = Profiler()
-    profiler.start(str(tmp_path))
-    with pytest.raises(InvalidRequestError, match="already"):
-        profiler.start(str(tmp_path))
-    jax.numpy.ones(3).block_until_ready()
-    profiler.stop()
-    with pytest.raises(InvalidRequestError, match="no profile"):
-        profiler.stop()
-    assert [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 def test_an_empty_key_is_no_key():
