@@ -30,6 +30,12 @@ class _Choice(msgspec.Struct):
     delta: _Delta | None = None
     finish_reason: str | None = None
 
+    @property
+    def piece(self) -> str | None:
+        """The text; None if this is no part of it. That of a completion may be "": a token without text."""
+        delta = self.delta
+        return self.text if delta is None else delta.content or delta.reasoning_content or None
+
 
 class _Usage(msgspec.Struct):
     prompt_tokens: int = 0
@@ -107,6 +113,11 @@ def outcome(reply: Reply, output_len: int, *, exactly: bool) -> Outcome:
     return result
 
 
+def chunk_text(data: bytes) -> str:
+    """The text in an event's data."""
+    return "".join(choice.piece or "" for choice in _DECODER.decode(data).choices)
+
+
 def _read(reply: Reply, result: Outcome) -> bool:
     """Fills in what the events say. Returns whether the last one is [DONE]."""
     text: list[str] = []
@@ -123,9 +134,8 @@ def _read(reply: Reply, result: Outcome) -> bool:
             result.prompt_tokens, result.completion_tokens = chunk.usage.prompt_tokens, chunk.usage.completion_tokens
         for choice in chunk.choices:
             result.finish_reason = choice.finish_reason or result.finish_reason
-            delta = choice.delta
-            piece = choice.text if delta is None else delta.content or delta.reasoning_content or None
-            if piece is not None:  # a completion's piece may be "": a token without text
+            piece = choice.piece
+            if piece is not None:
                 text.append(piece)
                 result.arrivals.append(now - reply.sent)
     result.text = "".join(text)
