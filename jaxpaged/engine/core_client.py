@@ -146,6 +146,8 @@ class InProcessClient:
         self._messages.put(call)
 
     def close(self) -> None:
+        if self._loop.ident is None:  # never started
+            return
         self._messages.put(None)
         self._core.stop()
         for thread in (self._input, self._loop):
