@@ -15,6 +15,7 @@ from benchmarks.server_process import ServerFailedError, ServerProcess, cpu_seco
 from jaxpaged.config import EngineConfig
 from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.text.tokenizer import Tokenizer
+from tests.server.conftest import wait_for
 
 SERVER = """
 import http.server, subprocess, sys, time
@@ -91,11 +92,11 @@ class TestServerProcess:
             assert members == ["front", "child 1"]
             pids = family(server.pid)
             server.pause()
-            assert [_state(pid) for pid in pids] == ["T", "T"]
+            wait_for(lambda: [_state(pid) for pid in pids] == ["T", "T"])
             server.resume()
         finally:
             server.close()
-        assert not any(_exists(pid) for pid in pids)
+        wait_for(lambda: not any(_exists(pid) for pid in pids))  # whose new parent may be slow to look
 
     def test_one_that_ends_at_once_is_reported_with_its_last_words(self, tmp_path: Path) -> None:
         with pytest.raises(ServerFailedError, match=r"status 1.*out of luck"):
@@ -111,16 +112,12 @@ class TestServerProcess:
 
 
 def _state(pid: int) -> str:
-    for _ in range(500):
-        if (state := Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]) == "T":
-            return state
-        time.sleep(0.01)
-    return state
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
 
 
 def _exists(pid: int) -> bool:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+        return _state(pid) != "Z"
     except OSError:
         return False
 
