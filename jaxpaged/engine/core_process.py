@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import ctypes
 import json
+import logging
 import os
 import signal
 import sys
@@ -26,6 +27,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True, help="where the sockets are")
     parser.add_argument("--engine", required=True, metavar="MODULE:NAME", help="function that makes the engine")
     arguments = parser.parse_args()
+    logging.basicConfig(format=f"%(asctime)s %(levelname)-7s [core {arguments.index}] %(message)s")  # as the front's
     # Ctrl-C and what a supervisor sends to all processes are for the front: it drains, and then ends this process.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
