@@ -32,3 +32,43 @@ def test_the_schema_names_every_field(live) -> None:
     body = schema["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert {"messages", "max_completion_tokens", "top_logprobs", "stream_options"} <= set(body["properties"])
     assert "$ref" not in str(body) and "$defs" not in str(body)
+
+
+def test_a_card_says_what_openai_and_vllm_say(live) -> None:
+    card = live.http.get("/v1/models/tiny").json()
+    assert {"id", "object", "created", "owned_by", "root", "parent", "max_model_len", "permission"} == card.keys()
+    (permission,) = card["permission"]
+    assert (permission["object"], permission["allow_sampling"]) == ("model_permission", True)
+    assert live.openai.models.retrieve("tiny").id == "tiny"
+
+
+def test_head_is_get_without_a_body(live) -> None:
+    """On one connection: a body would be taken for the next answer."""
+    for path in ("/health", "/v1/models", "/version", "/v1/models/tiny", "/nothing", "/metrics"):
+        head, get = live.http.head(path), live.http.get(path)
+        assert (head.status_code, head.content) == (get.status_code, b"")
+        if path != "/metrics":  # which counts this very request
+            assert head.headers["content-length"] == get.headers["content-length"]
+
+
+def test_methods_that_a_path_does_not_have(live) -> None:
+    for method, path, allowed in (
+        ("GET", "/v1/completions", "POST"),
+        ("HEAD", "/v1/chat/completions", "POST"),
+        ("DELETE", "/v1/models", "GET"),
+        ("POST", "/health", "GET"),
+        ("OPTIONS", "/v1/completions", "POST"),
+        ("BREW", "/v1/completions", None),
+    ):
+        response = live.http.request(method, path)
+        assert response.status_code == (405 if allowed else 400), (method, path)
+        if allowed:
+            assert response.headers["allow"] == allowed
+        if method != "HEAD":
+            assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_request_ids_that_no_header_can_hold(live) -> None:
+    for wrong in (b"x" * 257, b"\xff", b"a\tb"):
+        response = live.http.get("/health", headers={b"X-Request-Id": wrong})
+        assert response.status_code == 400 and "X-Request-Id" in response.json()["error"]["message"]

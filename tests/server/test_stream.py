@@ -7,6 +7,7 @@ import json
 import random
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
 
 import pytest
@@ -109,3 +110,55 @@ def test_shutdown_lets_running_requests_end(start) -> None:
     assert b"data: [DONE]" in received and b'"finish_reason":"stop"' in received
     server.thread.join(10)
     assert not server.thread.is_alive() and not server.llm.is_healthy
+
+
+PROMPTS = {
+    "/v1/completions": {"prompt": "x"},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}]},
+}
+
+
+@pytest.mark.parametrize("path", PROMPTS)
+@pytest.mark.parametrize("n", [1, 2])
+def test_usage_in_a_stream(live, path, n) -> None:
+    """B44: on neither, on the last, or on every chunk; once, however many choices there are."""
+    live.play([5], delay=0.005)
+    body = {**PROMPTS[path], "n": n, "max_tokens": 4}
+    for options in (None, {}, {"include_usage": False}, {"include_usage": None}):
+        assert all("usage" not in event for event in live.events(path, **body, stream_options=options))
+    whole = live.post(path, **body).json()["usage"]
+    *chunks, last = live.events(path, **body, stream_options={"include_usage": True})
+    assert all(chunk["usage"] is None and chunk["choices"] for chunk in chunks)
+    assert (last["choices"], last["usage"]) == ([], whole)
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    *chunks, last = live.events(path, **body, stream_options=options)
+    counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+    assert counts == sorted(counts) and counts[-1] == whole["completion_tokens"] == 4 * n
+    assert (last["choices"], last["usage"]) == ([], whole)
+
+
+@pytest.mark.parametrize("path", PROMPTS)
+@pytest.mark.parametrize("stream", [{}, {"stream": False}, {"stream": None}])
+def test_stream_options_without_a_stream(live, path, stream) -> None:
+    """B45."""
+    for options in ({}, {"include_usage": True}, {"include_obfuscation": False}):
+        response = live.post(path, **PROMPTS[path], **stream, stream_options=options)
+        error = response.json()["error"]
+        assert (response.status_code, error["param"]) == (400, "stream_options")
+        assert "stream=true" in error["message"]
+    assert live.post(path, **PROMPTS[path], **stream, stream_options=None).status_code == 200
+
+
+def test_many_clients_share_one_tokenizer(live) -> None:
+    """B28: long prompts, banned words, chats, from 64 threads at once: never "Already borrowed"."""
+    live.play([5], tokens_per_step=8)
+
+    def ask(number: int) -> int:
+        path = list(PROMPTS)[number % 2]
+        text = f"a long prompt {number} " * 15
+        prompt = {"prompt": text} if number % 2 == 0 else {"messages": [{"role": "user", "content": text}]}
+        options = {"bad_words": [f"word {number}"]} if number % 3 else {"stop": ["###"], "truncate_prompt_tokens": 50}
+        return live.post(path, **prompt, **options, max_tokens=8, stream=number % 5 == 0).status_code
+
+    with ThreadPoolExecutor(64) as pool:
+        assert list(pool.map(ask, range(500))) == [200] * 500
