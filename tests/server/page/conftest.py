@@ -1,16 +1,17 @@
-"""A headless Chromium for tests: what it complains of and whom it asks is recorded."""
+"""A headless Chromium for tests of the page: what it complains of and whom it asks is recorded."""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, sync_playwright
+
+from tests.server.conftest import EOS, LiveServer, RunningServer
 
 NEEDED = "JAXPAGED_NEEDS_CHROMIUM"  # set where a missing browser is a failure
 _ARGUMENTS = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
@@ -25,16 +26,6 @@ def chromium() -> str:
             pytest.fail(message)
         pytest.skip(message)
     return found
-
-
-@contextmanager
-def running() -> Iterator[Browser]:
-    """The browser."""
-    path = chromium()
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=_ARGUMENTS)
-        yield browser
-        browser.close()
 
 
 class Tab:
@@ -65,3 +56,46 @@ class Tab:
         self._context.close()
         assert not [text for text in self.complaints if allowed is None or allowed not in text]
         assert self.hosts <= {urlsplit(self.url).netloc}
+
+
+OpenTab = Callable[..., Tab]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Of a module each: while it runs, nothing else in this thread can have an event loop."""
+    path = chromium()
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=_ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def tab(browser: Browser) -> Iterator[OpenTab]:
+    """Opens tabs; at the end each must be free of complaints and must have asked its own server only."""
+    tabs: list[tuple[Tab, str | None]] = []
+
+    def make(server: RunningServer, *, allowed: str | None = None, **options: Any) -> Tab:
+        tabs.append((Tab(browser, server.url, **options), allowed))
+        return tabs[-1][0]
+
+    yield make
+    for each, allowed in tabs:
+        each.close(allowed=allowed)
+
+
+def say(page: Page, text: str) -> None:
+    """Sends a message."""
+    page.fill("#prompt", text)
+    page.press("#prompt", "Enter")
+
+
+def play(live: LiveServer, text: str, **options: Any) -> None:
+    """Has the engine answer this text."""
+    live.play([*live.tokenizer.byte_ids(text), EOS], **options)
+
+
+def answer(page: Page) -> Locator:
+    """The last one."""
+    return page.locator(".assistant").last

@@ -1,0 +1,134 @@
+"""The live view of the engine in a real browser, over a scripted engine and over a real one."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from playwright.sync_api import expect
+
+from jaxpaged.config import EngineConfig
+from jaxpaged.core.snapshot import EngineSnapshot
+from jaxpaged.engine.async_llm import AsyncLLM
+from jaxpaged.engine.core_client import InProcessClient
+from jaxpaged.engine.load import load_engine
+from jaxpaged.engine.stats import EngineStats
+from tests import tiny_model
+from tests.server.conftest import RunningServer, wait_for
+from tests.server.page.conftest import answer, play, say
+
+
+def test_the_engine_view_shows_requests_and_their_blocks(live, tab) -> None:
+    play(live, "abc " * 100, delay=0.02)
+    page = tab(live, width=1400).open("/#both")
+    expect(page.locator("#f-running")).to_have_text("0")
+    expect(page.locator("#map")).to_have_attribute("data-owned", "0")
+    say(page, "How many blocks?")
+    row = page.locator("#requests tr")
+    expect(row).to_have_count(1)
+    expect(row).to_contain_text("this page")
+    (request,) = live.engine.live.values()
+    owned = str(live.engine._blocks(request))
+    expect(page.locator("#map")).to_have_attribute("data-owned", owned)
+    expect(row.locator("td").nth(3)).to_have_text(owned)
+    expect(page.locator("#f-running")).to_have_text("1")
+    page.focus("#map")
+    page.keyboard.press("Home")
+    name = request.request_id.partition("#")[0].removeprefix("chatcmpl-")
+    expect(page.locator("#readout")).to_have_text(f"Block 1: {name}")
+    page.keyboard.press("End")
+    expect(page.locator("#readout")).to_have_text("Block 64: free")
+    wait_for(lambda: float((page.locator("#c-output").text_content() or "").replace("\u2013", "0")) > 0)
+    expect(page.locator("#c-first")).to_contain_text("ms")
+    page.click("#stop")
+    expect(row).to_have_count(0)
+    expect(page.locator("#map")).to_have_attribute("data-owned", "0")
+
+
+def test_nobody_asks_for_the_state_while_it_is_not_shown(live, tab) -> None:
+    page = tab(live).open("/#chat")
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url) if "engine/state" in request.url else None)
+    expect(page.locator("#served")).to_have_text("tiny")
+    page.wait_for_timeout(1200)
+    assert not asked
+    page.click("text=Engine")
+    expect(page.locator("#f-running")).to_have_text("0")
+    page.click("text=Chat")
+    page.wait_for_timeout(100)
+    count = len(asked)
+    page.wait_for_timeout(1200)
+    assert len(asked) == count >= 1
+
+
+def test_samples_of_one_request_share_their_blocks(live, tab) -> None:
+    play(live, "abc " * 100, delay=0.02)
+    page = tab(live).open("/#engine")
+    body = {"prompt": "x" * 100, "n": 3, "max_tokens": 300, "stream": True}
+    with live.http.stream("POST", "/v1/completions", json=body) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        expect(page.locator("#requests tr")).to_have_count(3)
+        expect(page.locator("#map")).to_have_attribute("data-shared", "7")
+        page.hover("#map", position={"x": 5, "y": 5})
+        expect(page.locator("#readout")).to_contain_text("shared by 3")
+    live.settle()
+
+
+def test_each_core_has_a_map(live, tab, monkeypatch) -> None:
+    one, other = live.engine.snapshot(), msgspec.structs.replace(live.engine.snapshot(), num_used_blocks=32)
+
+    class Llm:
+        stats = (EngineStats(num_preemptions=1), EngineStats(num_preemptions=2))
+
+        async def snapshot(self) -> list[EngineSnapshot]:
+            return [one, msgspec.structs.replace(other, blocks=bytes([1] * 64))]
+
+    monkeypatch.setattr(live.app.state.engine_state, "_llm", Llm())
+    page = tab(live).open("/#engine")
+    expect(page.locator("#cores button")).to_have_text(["Core 0: 0%", "Core 1: 50%"])
+    expect(page.locator("#f-preemptions")).to_have_text("3")
+    expect(page.locator("#f-usage")).to_have_text("25%")
+    expect(page.locator("#map")).to_have_attribute("data-cached", "0")
+    page.click("#cores button:last-child")
+    expect(page.locator("#map")).to_have_attribute("data-cached", "64")
+    expect(page.locator("#cores button:last-child")).to_have_attribute("aria-pressed", "true")
+
+
+@pytest.mark.parametrize("num_blocks", [100, 100_000])
+def test_large_and_small_pools_have_a_map(start, tab, num_blocks: int) -> None:
+    live = start(engine_options={"num_blocks": num_blocks})
+    page = tab(live).open("/#engine")
+    expect(page.locator("#readout")).to_contain_text(f"{num_blocks} free")
+    box = page.locator("#map").bounding_box()
+    assert box and box["height"] <= 330 and box["width"] <= 1280
+    assert ("a cell is" in (page.locator("#readout").text_content() or "")) == (num_blocks > 100)
+    page.focus("#map")
+    page.keyboard.press("End")
+    expect(page.locator("#readout")).to_contain_text(str(num_blocks))
+
+
+def test_over_a_real_engine(tmp_path_factory, tab) -> None:
+    """A tiny model: blocks of the request that runs, and of its prefix once it has ended."""
+    folder = tmp_path_factory.mktemp("tiny-llama")
+    tiny_model.save(folder)
+    config = EngineConfig(model=str(folder), max_num_seqs=4, max_num_batched_tokens=32, num_kv_blocks=40, strict=True)
+    engine, tokenizer = load_engine(config)
+    server = RunningServer(AsyncLLM(InProcessClient(engine, tokenizer), tokenizer))
+    try:
+        opened = tab(server, width=1400)
+        page = opened.open("/#both")
+        page.click("#options-button")
+        page.fill("#max_tokens", "24")
+        page.fill("#temperature", "0")
+        say(page, "Hello world, and all who live on it")
+        expect(answer(page).locator("footer")).to_contain_text("finish")
+        pool = engine.scheduler.block_manager
+        wait_for(lambda: not engine.has_work)
+        expect(page.locator("#map")).to_have_attribute("data-cached", str(pool.num_cached_blocks))
+        assert pool.num_cached_blocks >= 2
+        expect(page.locator("#map")).to_have_attribute("data-owned", "0")
+        answer(page).get_by_role("button", name="Retry").click()
+        expect(page.locator("#f-hits")).not_to_have_text("0%")
+        expect(answer(page).locator("footer")).to_contain_text("cached")
+    finally:
+        server.stop()
