@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 
 from jaxpaged.errors import InvalidRequestError
+from jaxpaged.text.time_limit import within
 
 if TYPE_CHECKING:
     from jaxpaged.text.tokenizer import Tokenizer
@@ -19,6 +20,11 @@ if TYPE_CHECKING:
 Message = Mapping[str, Any]
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
+RENDER_SECONDS = 3.0  # for a template
+MAX_RENDERED = 64 << 20  # characters
+MAX_NUMBER, MAX_DEPTH = 10**6, 32  # in template options: templates multiply texts, and count
+
+_FEW_MESSAGES = 256
 _PROBE = "qzcontentprobezq"
 # Arguments of the renderer that a caller's template options must not take over.
 _RESERVED = frozenset(
@@ -26,7 +32,7 @@ _RESERVED = frozenset(
         *("conversation", "conversations", "messages", "tools", "documents", "chat_template", "bos_token", "eos_token"),
         *("tokenize", "return_dict", "return_tensors", "padding", "truncation", "max_length", "tokenizer_kwargs"),
         *("return_assistant_tokens_mask", "sanitize_control_tokens", "add_generation_prompt", "tokenizer"),
-        *("continue_final_message", "allow_control_tokens", "max_tokens", "cut", "self", "template"),
+        *("continue_final_message", "allow_control_tokens", "max_tokens", "cut", "self", "template", "watched"),
     }
 )
 
@@ -81,6 +87,8 @@ def render_chat(
         tokenizer,
         template,
         checked,
+        # What clients send decides how long a template loops.
+        watched=chat_template is not None or bool(template_options) or len(checked) > _FEW_MESSAGES,
         tools=list(tools) if tools else None,
         documents=list(documents) if documents else None,
         add_generation_prompt=add_generation_prompt,
@@ -97,15 +105,39 @@ def check_template_options(options: Mapping[str, Any]) -> None:
     reserved = sorted(_RESERVED & options.keys())
     if reserved:
         raise InvalidRequestError(f"{reserved} cannot be set as template options", param="chat_template_kwargs")
+    _check_option(options, MAX_DEPTH)
 
 
-def _render(tokenizer: Tokenizer, template: str, messages: list[dict[str, Any]], **options: Any) -> str:
+def _check_option(value: Any, depth: int) -> None:
+    if isinstance(value, int | float) and not -MAX_NUMBER <= value <= MAX_NUMBER:
+        raise InvalidRequestError(
+            f"chat_template_kwargs hold {value!r:.40}; numbers go to {MAX_NUMBER}", param="chat_template_kwargs"
+        )
+    if isinstance(value, Mapping | list | tuple):
+        if not depth:
+            raise InvalidRequestError(f"chat_template_kwargs: deeper than {MAX_DEPTH}", param="chat_template_kwargs")
+        for item in value.values() if isinstance(value, Mapping) else value:
+            _check_option(item, depth - 1)
+
+
+def _render(
+    tokenizer: Tokenizer, template: str, messages: list[dict[str, Any]], *, watched: bool, **options: Any
+) -> str:
+    """Args: watched: with an eye on the time, which costs some."""
+
+    def render() -> Any:
+        return tokenizer.hf.apply_chat_template(messages, chat_template=template, tokenize=False, **options)
+
     try:
-        text = tokenizer.hf.apply_chat_template(messages, chat_template=template, tokenize=False, **options)
+        text = within(RENDER_SECONDS, render) if watched else render()
     except Exception as e:  # a template is a program: anything may come out of it, and all of it is about the request
         what = "the chat template refuses the messages" if isinstance(e, jinja2.TemplateError) else "chat template"
         raise InvalidRequestError(f"{what}: {e or type(e).__name__}", param="messages") from e
     assert isinstance(text, str)
+    if len(text) > MAX_RENDERED:
+        raise InvalidRequestError(
+            f"the chat template writes {len(text)} characters, at most {MAX_RENDERED}", param="messages"
+        )
     return text
 
 
@@ -223,7 +255,7 @@ def _content_forms(tokenizer: Tokenizer, template: str) -> tuple[bool, bool]:
 
     def prints(content: Any) -> bool:
         try:
-            text = _render(tokenizer, template, [{"role": "user", "content": content}])
+            text = _render(tokenizer, template, [{"role": "user", "content": content}], watched=True)
         except InvalidRequestError:
             return False
         # A list printed as it is would show its quotes.

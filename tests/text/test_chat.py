@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from jaxpaged.errors import InvalidRequestError
+from jaxpaged.text import chat
 from jaxpaged.text.chat import render_chat
 from jaxpaged.text.tokenizer import Tokenizer
 from tests import tiny_tokenizers
@@ -22,6 +23,10 @@ REFUSES = (
     "{{ raise_exception('roles must alternate user/assistant') }}{% endif %}{{ m['content'] }}{% endfor %}"
 )
 USER_A = {"role": "user", "content": "a"}
+
+
+def nest(depth: int) -> list:
+    return [nest(depth - 1)] if depth else []
 
 
 def rendered(template: str, messages, tokenizer=tiny_tokenizers.byte_level, **options) -> str:
@@ -192,3 +197,35 @@ def test_the_final_message_can_be_continued() -> None:
     assert text.endswith("<|im_start|>assistant\nThe")
     with pytest.raises(InvalidRequestError, match="not compatible"):
         rendered(tiny_tokenizers.CHATML, messages, continue_final_message=True)
+
+
+def test_a_template_that_runs_on_is_ended(monkeypatch) -> None:
+    """S12: what clients send may not make a template loop for ever, or write without end."""
+    monkeypatch.setattr(chat, "RENDER_SECONDS", 0.2)
+    nested = "{% for i in range(n) %}{% for j in range(n) %}{% for k in range(n) %}{% endfor %}{% endfor %}{% endfor %}"
+    with pytest.raises(InvalidRequestError, match=r"longer than 0.2 s"):
+        rendered("{{ messages[0].content }}" + nested, [USER_A], n=5000)
+    with pytest.raises(InvalidRequestError, match="Range too big"):
+        rendered(nested, [USER_A], n=10**6)
+    monkeypatch.setattr(chat, "MAX_RENDERED", 1000)
+    with pytest.raises(InvalidRequestError, match="1001 characters"):
+        rendered("{{ messages[0].content }}{{ 'x' * n }}", [USER_A], n=1000)
+
+
+@pytest.mark.parametrize("options", [{"n": 10**9}, {"n": [{"a": -2e6}]}, {"n": float("inf")}, {"n": nest(40)}])
+def test_options_have_bounds(options) -> None:
+    """S12."""
+    with pytest.raises(InvalidRequestError, match="chat_template_kwargs"):
+        rendered("{{ messages[0].content }}", [USER_A], **options)
+
+
+def test_a_template_is_in_a_sandbox() -> None:
+    """S12."""
+    for attack in (
+        "''.__class__.__mro__",
+        "messages.append(1)",
+        "messages[0].update(a=1)",
+        "cycler.__init__.__globals__",
+    ):
+        with pytest.raises(InvalidRequestError, match=r"unsafe|immutable|not safely"):
+            rendered(f"{{{{ {attack} }}}}", [USER_A])

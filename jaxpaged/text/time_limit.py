@@ -1,0 +1,50 @@
+"""A limit to the time that a function takes, in any thread."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class _Overdue(BaseException):
+    """Raised in the function; not an Exception, which it might catch."""
+
+
+def within(seconds: float, function: Callable[[], T]) -> T:
+    """What the function returns. It is ended between two of its bytecodes: a single long call of C goes on.
+
+    Raises:
+      TimeoutError: it took longer.
+    """
+    lock, thread = threading.Lock(), threading.get_ident()
+    running, sent, arrived = True, False, False
+
+    def interrupt() -> None:
+        nonlocal sent
+        with lock:
+            if running:
+                sent = True
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(_Overdue))
+
+    timer = threading.Timer(seconds, interrupt)
+    timer.daemon = True
+    try:
+        try:
+            timer.start()
+            return function()
+        except _Overdue:
+            arrived = True
+            raise
+        finally:
+            with lock:
+                running = False
+            timer.cancel()
+            while sent and not arrived:  # it must arrive here
+                time.sleep(0)
+    except _Overdue:
+        raise TimeoutError(f"it took longer than {seconds} s") from None

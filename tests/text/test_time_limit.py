@@ -1,0 +1,51 @@
+"""Time limits end what runs on, and nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+
+import pytest
+
+from jaxpaged.text.time_limit import within
+
+
+def loop() -> None:
+    while True:
+        with contextlib.suppress(Exception):
+            sum(range(10))
+
+
+def test_what_runs_on_is_ended_in_any_thread() -> None:
+    errors = []
+
+    def run() -> None:
+        try:
+            within(0.05, loop)
+        except TimeoutError as e:
+            errors.append(e)
+
+    run()
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(10)
+    assert len(errors) == 2 and "0.05 s" in str(errors[0])
+
+
+def test_what_ends_in_time_or_fails_is_left_alone() -> None:
+    assert within(5, lambda: 1) == 1
+    with pytest.raises(KeyError):
+        within(5, lambda: {}["a"])
+
+
+def test_a_limit_that_comes_at_the_end_reaches_nobody_else() -> None:
+    def spin(seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            pass
+
+    for i in range(200):
+        with contextlib.suppress(TimeoutError):
+            within(0.001, lambda seconds=0.0008 + i % 8 * 5e-5: spin(seconds))
+        sum(range(1000))  # a stray exception would come here
