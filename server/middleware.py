@@ -77,7 +77,7 @@ class Gate:
         self._isolate = keys is not None and len(keys) > 1 and config.isolate_api_keys
         self._root = config.root_path.rstrip("/")
         paths = OPEN_PATHS | page.FILES.keys() if config.enable_public_page else OPEN_PATHS
-        self._open = paths | {self._root + path for path in paths}
+        self._open = frozenset(paths)
         self._origins = frozenset(config.allowed_origins)
         self._only_local_names = keys is None and config.host in _LOCAL_HOSTS
         self._running = 0
@@ -85,7 +85,7 @@ class Gate:
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if self._root:  # routes are found with and without it: a proxy may strip it or not
             scope = {**scope, "root_path": self._root}
-        if scope["type"] == "lifespan" or (scope["type"] == "http" and scope["path"] in self._open):
+        if scope["type"] == "lifespan" or (scope["type"] == "http" and self._route(scope["path"]) in self._open):
             await self._app(scope, receive, send)
             return
         error = self._refusal(scope)
@@ -97,6 +97,11 @@ class Gate:
             await self._app(scope, receive, send)
         finally:
             self._running -= 1
+
+    def _route(self, path: str) -> str:
+        """The path that routes are compared with."""
+        root = self._root
+        return path[len(root) :] if root and (path == root or path.startswith(root + "/")) else path
 
     def _refusal(self, scope: Any) -> APIError | None:
         if self._keys is not None:
