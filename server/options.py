@@ -31,7 +31,9 @@ _NO_FLAG = ("model", "scheduling_key")  # an argument; a function
 # The help lists flags under these titles, then the rest of each record under its own.
 _GROUPS = {
     "model": ("tokenizer", "dtype", "load_format", "max_model_len", "seed", "generation_config",
-              "override_generation_config", "served_model_name", "chat_template"),
+              "override_generation_config", "served_model_name"),
+    "chat": ("chat_template", "trust_request_chat_template", "enable_auto_tool_choice", "tool_call_parser",
+             "exclude_tools_when_tool_choice_none", "reasoning_parser"),
     "memory": ("kv_cache_dtype", "block_size", "num_kv_blocks", "kv_cache_bytes", "gpu_memory_utilization",
                "swap_space", "enable_prefix_caching"),
     "scheduling": ("max_num_seqs", "max_num_batched_tokens", "scheduling_policy", "ageing", "max_num_queued_requests"),

@@ -99,7 +99,6 @@ VLLM_FLAGS: dict[str, VllmFlag] = {
     "--guided-decoding-backend": VllmFlag("structured outputs use llguidance", ("auto", "guidance")),
     "--structured-outputs-config": VllmFlag("structured outputs use llguidance"),
     # The server
-    "--enable-auto-tool-choice": _SO_ANYWAY,
     "--tool-parser-plugin": VllmFlag("parsers are those of --tool-call-parser"),
     "--tool-server": VllmFlag("tools are run by the client"),
     "--chat-template-content-format": VllmFlag("found out from the template", ("auto",)),
@@ -115,8 +114,6 @@ VLLM_FLAGS: dict[str, VllmFlag] = {
     "--ssl-cert-reqs": VllmFlag("--ssl-ca-certs demands certificates of clients", ("0",)),
     "--enable-ssl-refresh": VllmFlag("restart the server when its certificate changes"),
     "--disable-log-requests": _SO_ANYWAY,
-    "--no-enable-log-requests": _SO_ANYWAY,
-    "--disable-log-stats": _SO_ANYWAY,
 }
 _SHORT = {"-q": "--quantization", "-pp": "--pipeline-parallel-size", "-cc": "--compilation-config"}
 
