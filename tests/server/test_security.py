@@ -24,6 +24,7 @@ from tests.server.raw_http import ask
 
 ONE, TWO = "sk-the-first-key", "sk-the-second-and-longer-key"
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+EMBEDDINGS = "/v1/embeddings"
 HELLO = [{"role": "user", "content": "Hello"}]
 
 
@@ -198,13 +199,13 @@ def test_keys_are_told_to_nobody(locked, caplog) -> None:
 
 def salt_of(server: LiveServer, path: str = COMPLETIONS, key: str | None = None, **body) -> str | None:
     """What the engine is told."""
-    prompt = {"messages": HELLO} if path == CHAT else {"prompt": "x"}
+    prompt = {CHAT: {"messages": HELLO}, EMBEDDINGS: {"input": "x"}}.get(path, {"prompt": "x"})
     response = server.http.post(path, json={**prompt, **body}, headers=bearer(key) if key else {})
     assert response.status_code == 200, response.text
     return server.engine.requests[-1].cache_salt
 
 
-@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT, EMBEDDINGS])
 def test_tenants_share_no_prefixes(locked, path) -> None:
     """S01: not even if one sends what is, or becomes, the other's salt."""
     ours, theirs = salt_of(locked, path, ONE), salt_of(locked, path, TWO)
