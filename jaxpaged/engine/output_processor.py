@@ -74,7 +74,7 @@ class OutputProcessor:
             try:
                 if live.consume(update, now, tokens):
                     to_abort.append((update.request_id, update.index))
-                while live.is_behind and not self._in_slices:
+                while not self._in_slices and live.is_behind:
                     live.describe()
             except Exception as error:
                 to_abort += self._failed(live, error, now)
@@ -147,6 +147,7 @@ class _LiveRequest:
             )
         self._prompt_sent = False
         self._compared = params.num_samples > params.n  # only the best are sent, so nothing before the end
+        self._kind = "final" if self._compared else params.output_kind
         self._num_cached_tokens = 0
         self._embedding: np.ndarray | None = None
         self._metrics = RequestMetrics(request.arrival_time)
@@ -223,10 +224,8 @@ class _LiveRequest:
 
     def output(self) -> RequestOutput | None:
         """What may be sent now; None if nothing is new, or if the prompt must be described first."""
-        kind = "final" if self._compared else self._params.output_kind
-        if self.is_behind:
-            return None
-        if kind == "final" and self._num_unfinished:
+        delta = self._kind == "delta"
+        if (self._kind == "final" and self._num_unfinished) or self.is_behind:
             return None
         changed = [sample for sample in self._samples if sample.changed]
         if not changed:
@@ -234,7 +233,6 @@ class _LiveRequest:
         if self._compared:
             completions = self._best()
         else:
-            delta = kind == "delta"
             completions = [sample.completion(delta=delta) for sample in (changed if delta else self._samples)]
         output = RequestOutput(
             self.request.request_id,
@@ -244,7 +242,7 @@ class _LiveRequest:
             not self._num_unfinished,
             self._num_cached_tokens,
             self._metrics,
-            self._prompt_output(once=kind == "delta"),
+            self._prompt_output(once=delta),
             self._embedding,
         )
         for sample in changed:

@@ -30,7 +30,7 @@ class OutputStream:
         self._merge = merge
         self._output: RequestOutput | None = None
         self._error: BaseException | None = None
-        self._ready = asyncio.Event()
+        self._waiter: asyncio.Future[None] | None = None  # the reader's, while nothing is there
 
     def call(self, function: Callable[[], None]) -> None:
         """Calls a function in the reader's event loop; not at all if that is closed."""
@@ -45,7 +45,7 @@ class OutputStream:
             self._output.extend(output)
         else:
             self._output = output
-        self._ready.set()
+        self._wake()
 
     def note(self, output: RequestOutput) -> None:
         """Takes down what an output tells of the request as a whole."""
@@ -56,15 +56,21 @@ class OutputStream:
 
     def fail(self, error: BaseException) -> None:
         self._error = error
-        self._ready.set()
+        self._wake()
 
     async def get(self) -> RequestOutput:
         """The next output. Outputs that came before an error are given first."""
-        await self._ready.wait()
+        if self._output is None and self._error is None:
+            self._waiter = self.loop.create_future()
+            await self._waiter
         if self._output is None:
             assert self._error is not None
             raise self._error
         output, self._output = self._output, None
-        if self._error is None:
-            self._ready.clear()
         return output
+
+    def _wake(self) -> None:
+        if self._waiter is not None:
+            if not self._waiter.done():  # a reader that has been cancelled does not wait
+                self._waiter.set_result(None)
+            self._waiter = None

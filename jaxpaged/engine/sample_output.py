@@ -32,6 +32,7 @@ class SampleOutput:
         self._logprobs: list[PositionLogprobs] = []
         self._cumulative_logprob = 0.0
         self._last_token_hidden = False
+        self._num_ready = 0  # tokens that may be sent: those whose text is out
         self._num_sent = 0
         self._new_text = ""
         self._end_sent = False
@@ -61,6 +62,10 @@ class SampleOutput:
         if update.logprobs is not None:
             self._raw_logprobs += update.logprobs[: len(new)]
         self._token_ids += new
+        if detokenizer is None or self.finish_reason is not None:
+            self._num_ready = len(self._token_ids)
+        else:
+            self._num_ready = detokenizer.num_released
         return len(new)
 
     def fail(self, message: str) -> None:
@@ -71,6 +76,7 @@ class SampleOutput:
         if self._params.logprobs is not None:
             described = len(self._logprobs)
             self._token_ids, self._raw_logprobs = self._token_ids[:described], self._raw_logprobs[:described]
+        self._num_ready = len(self._token_ids)
 
     @property
     def changed(self) -> bool:
@@ -81,13 +87,12 @@ class SampleOutput:
 
     def completion(self, *, delta: bool) -> CompletionOutput:
         """All of it that may be sent, or what is new."""
-        ready = self._num_ready
-        self._describe_logprobs(ready)
-        start = self._num_sent if delta else 0
-        text = self._new_text
+        ready, start, text = self._num_ready, self._num_sent, self._new_text
         if not delta:
-            text = "" if self._detokenizer is None else self._detokenizer.text
+            start, text = 0, "" if self._detokenizer is None else self._detokenizer.text
         wanted = self._params.logprobs is not None
+        if wanted:
+            self._describe_logprobs(ready)
         return CompletionOutput(
             index=self.index,
             text=text,
@@ -103,17 +108,8 @@ class SampleOutput:
         """What `completion` gave has been sent."""
         self._new_text, self._num_sent, self._end_sent = "", self._num_ready, self.finish_reason is not None
 
-    @property
-    def _num_ready(self) -> int:
-        """Tokens that may be sent: those whose text is out."""
-        if self._detokenizer is None or self.finish_reason is not None:
-            return len(self._token_ids)
-        return self._detokenizer.num_released
-
     def _describe_logprobs(self, ready: int) -> None:
         """Adds text to the logprobs of tokens that may be sent: only then are their places in the text final."""
-        if self._params.logprobs is None:
-            return
         for i in range(len(self._logprobs), min(ready, len(self._raw_logprobs))):
             offset = 0 if self._detokenizer is None else self._detokenizer.text_offset(i)
             self._logprobs.append(self._describer.position(self._raw_logprobs[i], offset))

@@ -275,10 +275,7 @@ class _BytePieces:
         self._tokenizer, self._skipped = tokenizer, skipped
         self._at_start = last_prompt_token is None
         self._utf8 = _UTF8("replace")
-
-    @property
-    def pending(self) -> bool:
-        return bool(self._utf8.getstate()[0])
+        self.pending = False
 
     def push(self, token_id: int) -> str:
         if token_id in self._skipped:
@@ -288,7 +285,11 @@ class _BytePieces:
             self._at_start = False
             if raw.startswith(b" ") and not self._tokenizer.decode([token_id]).startswith(" "):
                 raw = raw[1:]
-        return self._utf8.decode(raw)
+        if raw.isascii() and not self.pending:  # as most are
+            return raw.decode()
+        text = self._utf8.decode(raw)
+        self.pending = bool(self._utf8.getstate()[0])
+        return text
 
     def flush(self) -> str:
         return self._utf8.decode(b"", True)
