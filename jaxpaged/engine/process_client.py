@@ -81,11 +81,15 @@ class ProcessClient:
         self._on_message: OnMessage = lambda core, message: self._events.put((core, message))
         self._on_death: OnDeath = lambda core, error: self._events.put((core, error))
         self._folder, self._context = private_folder(), zmq.Context()
-        self._outbound = [sending(self._context, core_socket(self._folder, i)) for i in range(num_cores)]
+        self._start_children(engine, options, environments)
+
+    def _start_children(self, engine: str, options: bytes, environments: list[dict[str, str]]) -> None:
+        cores = range(self.num_cores)
+        self._outbound = [sending(self._context, core_socket(self._folder, i)) for i in cores]
         inbound = listening(self._context, front_socket(self._folder))
         self._reader = threading.Thread(target=self._read, args=(inbound,), name="jaxpaged-cores", daemon=True)
         self._reader.start()
-        self._children = [CoreChild(i, self._folder, self._exited) for i in range(num_cores)]
+        self._children = [CoreChild(i, self._folder, self._exited) for i in cores]
         try:
             for child, environment in zip(self._children, environments, strict=True):
                 child.start(engine, options, environment)
@@ -161,6 +165,8 @@ class ProcessClient:
             self._closed = True
             for socket in self._outbound:
                 socket.close(0)
+        for reported in self._reported:
+            reported.set()  # nobody waits for last words any more
         for child in self._children:
             child.release()
         for child in self._children:
