@@ -7,11 +7,14 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 import pytest
+from fastapi.testclient import TestClient
 
 from jaxpaged.config import EngineConfig
 from jaxpaged.engine.async_llm import AsyncLLM
 from jaxpaged.engine.core_client import InProcessClient
 from jaxpaged.engine.load import load_engine
+from server.app import create_app
+from server.config import ServerConfig
 from tests import tiny_model
 from tests.server.conftest import RunningServer
 
@@ -63,6 +66,22 @@ def test_cached_prefixes_are_shared_only_with_the_same_salt(real) -> None:
     for salt, hit in (("ours", False), ("ours", True), ("theirs", False), (None, False)):
         usage = ask(real, messages=messages, **GREEDY, cache_salt=salt)["usage"]
         assert (usage["prompt_tokens_details"]["cached_tokens"] > 0) == hit
+
+
+def test_tenants_share_no_cached_prefix(real) -> None:
+    """S01: each key has its own, even if one sends the other's salt."""
+    app = create_app(real.llm, ServerConfig(served_model_name=("tiny",), api_key=("ours", "theirs")))
+    client = TestClient(app)  # its lifespan, at the end of which the engine is shut down, is not entered
+    prompt = "what one tenant asked: the merger is on friday and nobody knows"
+
+    def hit(key: str, salt: str | None) -> bool:
+        body = {"prompt": prompt, **GREEDY, "cache_salt": salt}
+        response = client.post(COMPLETIONS, json=body, headers={"Authorization": f"Bearer {key}"})
+        return response.json()["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+
+    for salt in (None, "copied"):
+        assert [hit("ours", salt), hit("ours", salt), hit("theirs", salt), hit("theirs", salt)] == [False, True] * 2
+    assert cached(real, prompt) == 0
 
 
 def test_samples_differ_and_are_the_same_streamed(real) -> None:
