@@ -172,6 +172,7 @@ class RequestTable {
       const key = keyOf(core, request);
       const row = this.#rows.get(key) ?? this.#make(key, request);
       row.swatch.style.background = request.num_blocks ? colours.of(key) : "none";
+      row.mark.hidden = ![...ownIds].some((id) => request.request_id.startsWith(id));
       const cells = [stateOf(request), request.num_prompt_tokens, request.num_output_tokens, request.num_blocks, age(request.age)];
       cells.forEach((text, i) => (row.cells[i].textContent = text));
       row.element.classList.toggle("waiting", request.status === "waiting");
@@ -188,12 +189,12 @@ class RequestTable {
   #make(key, request) {
     const swatch = make("i", { class: "swatch" });
     const cells = ["", "n", "n", "n", "n"].map((kind) => make("td", { class: kind }));
-    const own = [...ownIds].some((id) => request.request_id.startsWith(id));
-    const name = make("th", { scope: "row", title: request.request_id }, swatch, shortId(request), own ? make("em", {}, "this page") : null);
+    const mark = make("em", { hidden: true }, "this page");
+    const name = make("th", { scope: "row", title: request.request_id }, swatch, shortId(request), mark);
     const element = make("tr", { tabindex: "0" }, name, ...cells);
     for (const type of ["pointerenter", "focus"]) element.addEventListener(type, () => this.onPoint(key));
     for (const type of ["pointerleave", "blur"]) element.addEventListener(type, () => this.onPoint(null));
-    return { element, swatch, cells };
+    return { element, swatch, mark, cells };
   }
 }
 

@@ -25,7 +25,7 @@ def test_the_engine_view_shows_requests_and_their_blocks(live, tab) -> None:
     say(page, "How many blocks?")
     row = page.locator("#requests tr")
     expect(row).to_have_count(1)
-    expect(row).to_contain_text("this page")
+    expect(row.get_by_text("this page")).to_be_visible()
     (request,) = live.engine.live.values()
     owned = str(live.engine._blocks(request))
     expect(page.locator("#map")).to_have_attribute("data-owned", owned)
