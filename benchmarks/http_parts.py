@@ -19,7 +19,7 @@ from jaxpaged.engine.output_processor import OutputProcessor
 from jaxpaged.engine.stats import EngineStats
 from jaxpaged.text.detokenizer import Detokenizer
 from jaxpaged.text.tokenizer import Tokenizer
-from server.stream import event
+from server.stream import Chunks
 
 COLUMNS = {"part": "part", "where": "process", "us": "us/token"}
 STREAMS = 200
@@ -43,7 +43,7 @@ def measure() -> list[dict[str, Any]]:
         ("decoding messages", "front"): lambda: [messages.decode_from_core(frame) for frame in frames],
         ("detokenizing", "front"): lambda: _detokenize(tokenizer, tokens),
         ("outputs, with detokenizing", "front"): lambda: _process(tokenizer, steps),
-        ("JSON", "front"): lambda: [event(_chunk(output)) for step in outputs for output in step],
+        ("JSON", "front"): lambda: _write(outputs),
     }
     rows = [{"part": part, "where": where, "us": _best(run)} for (part, where), run in parts.items()]
     for endpoint in http_front.BODIES:
@@ -89,8 +89,10 @@ def _process(tokenizer: Tokenizer, steps: list[list[RequestUpdate]]) -> list[lis
     return [processor.process(updates)[0] for updates in steps]
 
 
-def _chunk(output: RequestOutput) -> dict[str, Any]:
-    """A chunk of a completion."""
-    choice = {"index": 0, "text": output.text, "logprobs": None, "finish_reason": None, "stop_reason": None}
-    head = {"id": output.request_id, "object": "text_completion", "created": 1_700_000_000, "model": "m"}
-    return {**head, "system_fingerprint": "jaxpaged-0", "choices": [choice]}
+def _write(outputs: list[list[RequestOutput]]) -> None:
+    head = {"id": _name(0), "object": "text_completion", "created": 1_700_000_000, "model": "m"}
+    chunks = Chunks({**head, "system_fingerprint": "jaxpaged-0"})
+    for step in outputs:
+        for output in step:
+            choice = {"index": 0, "text": output.text, "logprobs": None, "finish_reason": None, "stop_reason": None}
+            chunks.event([choice], {})

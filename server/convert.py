@@ -131,7 +131,8 @@ class Usage:
             self._seen.add(index)
             self.prompt_tokens += len(output.prompt_token_ids)
             self.cached_tokens += output.num_cached_tokens
-        self.completion_tokens += sum(len(c.token_ids) for c in output.outputs)
+        for completion in output.outputs:
+            self.completion_tokens += len(completion.token_ids)
 
     def to_json(self) -> dict[str, Any]:
         """OpenAI's usage object."""

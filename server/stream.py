@@ -24,6 +24,19 @@ def event(body: object) -> bytes:
     return b"data: " + msgspec.json.encode(body) + b"\n\n"
 
 
+class Chunks:
+    """The events of one answer, which differ in their choices."""
+
+    def __init__(self, head: dict[str, Any]):
+        """Args: head: the fields that all begin with."""
+        self._head = b"data: " + msgspec.json.encode(head)[:-1] + b',"choices":'
+
+    def event(self, choices: list[dict[str, Any]], more: dict[str, Any]) -> bytes:
+        """One of them; `more` are fields behind the choices."""
+        end = b"," + msgspec.json.encode(more)[1:] if more else b"}"
+        return b"%b%b%b\n\n" % (self._head, msgspec.json.encode(choices), end)
+
+
 async def event_stream(http: Request, events: AsyncGenerator[bytes, None]) -> Response:
     """A response that streams `events`; they are closed when the client goes away.
 

@@ -21,7 +21,7 @@ from server.parsed_choices import ParsedChoices
 from server.protocol.chat import ChatCompletionRequest
 from server.protocol.fields import body_schema
 from server.serving import Serving, serving
-from server.stream import DONE, event, event_stream, finals, unless_gone
+from server.stream import DONE, Chunks, event_stream, finals, unless_gone
 
 router = APIRouter()
 
@@ -79,7 +79,7 @@ async def _events(
     options = body.stream_options
     with_usage = bool(options and options.include_usage)
     continuous = bool(options and options.continuous_usage_stats)
-    usage = Usage()
+    usage, chunks = Usage(), Chunks(head)
     begun = False
     async with aclosing(stream) as outputs:
         async for output in outputs:
@@ -88,12 +88,12 @@ async def _events(
             pieces = list(choices.pieces(output))
             usage.reasoning_tokens = choices.reasoning_tokens
             extra = {"usage": usage.to_json() if continuous else None} if with_usage or continuous else {}
-            chunks = [{**head, "choices": [piece], **extra} for piece in pieces]
-            if chunks and not begun:
+            events = [chunks.event([piece], extra) for piece in pieces]
+            if events and not begun:
                 begun = True
-                chunks[0] |= choices.of_prompt(output)
-            if chunks:
-                yield b"".join(map(event, chunks))
+                events[0] = chunks.event([pieces[0]], {**extra, **choices.of_prompt(output)})
+            if events:
+                yield b"".join(events)
     if with_usage:
-        yield event({**head, "choices": [], "usage": usage.to_json()})
+        yield chunks.event([], {"usage": usage.to_json()})
     yield DONE

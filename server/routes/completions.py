@@ -19,7 +19,7 @@ from server.convert import Usage, named_as_sent, sampling_params, total_usage
 from server.protocol.completions import CompletionRequest
 from server.protocol.fields import body_schema
 from server.serving import Serving, serving
-from server.stream import DONE, event, event_stream, finals, merged, unless_gone
+from server.stream import DONE, Chunks, event_stream, finals, merged, unless_gone
 
 router = APIRouter()
 
@@ -81,7 +81,7 @@ async def _events(
     options = body.stream_options
     with_usage = bool(options and options.include_usage)
     continuous = bool(options and options.continuous_usage_stats)
-    usage = Usage()
+    usage, chunks = Usage(), Chunks(head)
     async with aclosing(merged_outputs) as outputs:
         async for index, output in outputs:
             usage.add(index, output)
@@ -91,7 +91,7 @@ async def _events(
                 choices = makers[index].of(output)
             else:  # a whole prompt is echoed
                 choices = await asyncio.to_thread(makers[index].of, output)
-            yield b"".join(event({**head, "choices": [choice], **extra}) for choice in choices)
+            yield b"".join([chunks.event([choice], extra) for choice in choices])
     if with_usage:
-        yield event({**head, "choices": [], "usage": usage.to_json()})
+        yield chunks.event([], {"usage": usage.to_json()})
     yield DONE
