@@ -115,8 +115,7 @@ def test_over_a_real_engine(tmp_path_factory, tab) -> None:
     engine, tokenizer = load_engine(config)
     server = RunningServer(AsyncLLM(InProcessClient(engine, tokenizer), tokenizer))
     try:
-        opened = tab(server, width=1400)
-        page = opened.open("/#both")
+        page = tab(server, width=1400).open("/#both")
         page.click("#options-button")
         page.fill("#max_tokens", "24")
         page.fill("#temperature", "0")
@@ -130,5 +129,6 @@ def test_over_a_real_engine(tmp_path_factory, tab) -> None:
         answer(page).get_by_role("button", name="Retry").click()
         expect(page.locator("#f-hits")).not_to_have_text("0%")
         expect(answer(page).locator("footer")).to_contain_text("cached")
+        page.close()  # else it would complain that the server is gone
     finally:
         server.stop()
