@@ -118,7 +118,7 @@ class JsonCall:
         elif self._key == "name":
             self.failed = char != '"' or self._name is not None
         else:
-            self.failed = self._names is not None and self._key not in _HARMLESS
+            self.failed = self._names is not None and self._key not in _HARMLESS and not self.begun
         self._state, self._value = "comma", JsonValue()
 
     def _read_value(self, value: JsonValue, text: str, start: int, deltas: list[Delta]) -> int:
@@ -133,24 +133,24 @@ class JsonCall:
             if self._streams:
                 self._streams = False
             else:
-                self._use(json.loads(read), deltas)
+                self._use(read, deltas)
         return i
 
-    def _use(self, value: Any, deltas: list[Delta]) -> None:
-        """Takes in a key, or a value that is no streamed object."""
+    def _use(self, read: str, deltas: list[Delta]) -> None:
+        """Takes in a key, or a value that is no streamed object. What tells nothing may be no value for Python."""
         if self._state == "colon":
-            self._key = value
+            self._key = json.loads(read)
         elif self._key == "name":
-            self.failed = not value or (self._names is not None and value not in self._names)
-            self._name = value
+            self._name = name = json.loads(read)
+            self.failed = not _is_text(name) or (self._names is not None and name not in self._names)
             if self._early:
                 early, self._early = "".join(self._early), []
                 self._add_arguments(early, deltas)
         elif self._key in _ARGUMENTS:
-            text = "{}" if value is None else value
+            text = json.loads(read) or "{}"  # null, and of tools that take none ""
             self.failed = not _is_object(text)
             if not self.failed:
-                self._add_arguments(text.strip(), deltas)
+                self._add_arguments(_with_escapes(text.strip()), deltas)
 
     def _add_arguments(self, piece: str, deltas: list[Delta]) -> None:
         self._early = self._early or []
@@ -170,6 +170,16 @@ class JsonCall:
         if not self.begun:
             self._add_arguments("{}", deltas)
         self.done = True
+
+
+def _is_text(value: Any) -> bool:
+    """Whether it is a text that UTF-8 can hold: an escape may stand for half of a character."""
+    return isinstance(value, str) and value != "" and _with_escapes(value) == value
+
+
+def _with_escapes(text: str) -> str:
+    """Halves of characters as JSON writes them."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _is_object(text: Any) -> bool:

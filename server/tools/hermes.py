@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from server.tools.calls import Call, JsonCall
+from server.tools.json_value import BLANKS
 from server.tools.scanner import CallScanner, Markers, State
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 
 class HermesParser(CallScanner):
-    """Calls between tags."""
+    """Calls between tags. Between a call and its closing tag, small models write a brace too many or another call."""
 
     MARKERS = (OPEN, CLOSE)
     _markers = Markers(OPEN, CLOSE)
@@ -30,4 +31,27 @@ class HermesParser(CallScanner):
 
     def _after_call_of(self, call: Call) -> State:
         self._is_open = call.begun  # what is no call keeps its closing tag
-        return self._begin
+        return self._inside if call.begun and call.done else self._begin
+
+    def _inside(self, text: str, i: int) -> int:
+        """After a call, before its closing tag."""
+        if text[i] in BLANKS or text[i] == "}":
+            self._raw.append(text[i])
+            return i + 1
+        if text[i] == "{":
+            self._start_call(JsonCall(self._num_calls))
+            return i
+        at, marker = self._markers.find(text, i)
+        if at == i and not marker:
+            return i  # it may become one
+        if at == i:
+            self._raw.clear()
+        else:
+            self._give_up()
+        self._state = self._begin
+        return i
+
+    def _end(self, rest: str) -> None:
+        if self._state == self._inside and CLOSE.startswith(rest):
+            self._raw.clear()
+        super()._end(rest)

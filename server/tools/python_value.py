@@ -12,7 +12,7 @@ _MAX_WORD = 400
 _PLAIN = {quote: re.compile(rf"[^\\{quote}]+") for quote in "'\""}
 _WORD = re.compile(r"[\w.+-]+", re.ASCII)
 _NAMED = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
-_INTEGER = re.compile(r"[+-]?(0|[1-9][0-9]*)")
+_INTEGER = re.compile(r"[+-]?(0|[1-9](_?[0-9])*|0[xX][0-9a-fA-F]+)")
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "\n": "", "\\": "\\",
             "'": "'", '"': '"', "0": "\0"}  # fmt: skip
 _CODES = {"x": 2, "u": 4, "U": 8}  # hexadecimal digits
@@ -155,7 +155,7 @@ def _word_json(word: str) -> str | None:
     if word in _NAMED:
         return _NAMED[word]
     if _INTEGER.fullmatch(word):
-        return word.removeprefix("+")
+        return str(int(word, 0))
     try:
         number = float(word) if word[-1] in "0123456789." and word[-1:].isascii() else math.nan
     except ValueError:

@@ -74,6 +74,23 @@ def test_whatever_comes_is_read_the_same_at_any_cut_and_not_lost(text, places, h
             assert whole.content == text
 
 
+@pytest.mark.parametrize(
+    ("call", "made"),
+    [
+        (f'{{"x": {"9" * 5000}, "name": "f", "arguments": {{}}}}', "{}"),  # Python reads 4300 digits
+        (r'{"name": "f", "arguments": "{\"a\": \"\ud83d\"}"}', r'{"a": "\ud83d"}'),  # half of a character
+        (r'{"name": "f", "arguments": {"a": "\ud83d"}}', r'{"a": "\ud83d"}'),
+        (r'{"name": "\ud83d", "arguments": {}}', None),
+    ],
+)
+def test_what_is_json_but_no_value_of_python_or_text_of_utf8(call, made) -> None:
+    """Neither may end an answer with an error."""
+    answer = f"<tool_call>{call}</tool_call>"
+    expected = message(answer, []) if made is None else message("", [("f", made)])
+    assert parse(make("hermes"), [answer]) == expected
+    assert parse(make("hermes"), answer) == expected
+
+
 FLOODS = {
     "hermes": ["<tool_call>", '<tool_call>{"name": "f", "arguments": {"a": ['],
     "llama3_json": ["<|python_tag|>", '{"name":'],
