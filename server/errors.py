@@ -84,7 +84,7 @@ def shown(value: Any) -> str:
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Makes every exception that a route may raise an error object; `middleware.Crashes` does the others."""
+    """Makes every exception that a route may raise an error object; `middleware.Answers` does the others."""
 
     async def failed(_: Request, error: Exception) -> Response:
         return error_response(error)

@@ -24,6 +24,7 @@ from server.reasoning import REASONING_FORMATS
 from server.tools.formats import TOOL_FORMATS
 
 API_KEY_VARIABLE = "JAXPAGED_API_KEY"
+_VLLM_KEY_VARIABLE = "VLLM_API_KEY"
 
 CONFIGS = (ServerConfig, EngineConfig)
 _NO_FLAG = ("model", "scheduling_key")  # an argument; a function
@@ -69,6 +70,7 @@ _ALSO = {
     "data_parallel_size": ("-dp",),
     "kv_cache_bytes": ("--kv-cache-memory-bytes",),
     "num_kv_blocks": ("--num-gpu-blocks-override",),
+    "max_num_queued_requests": ("--max-num-queued-reqs",),
 }
 _SAME_VALUE: dict[str, dict[str, str | None]] = {
     "dtype": {"half": "float16", "float": "float32"},
@@ -212,12 +214,16 @@ def engine_config_of(arguments: argparse.Namespace, **defaults: Any) -> EngineCo
 def server_config_of(arguments: argparse.Namespace) -> ServerConfig:
     """The ServerConfig that the flags describe, with the key in the environment.
 
+    vLLM's variable counts where no other key is given, as there: who moves over must not be left with an open server.
+
     Raises:
       ConfigError: a value is out of range.
     """
     config = ServerConfig(**given(arguments, ServerConfig))
     names = config.served_model_name or (arguments.model,)
     key = os.environ.get(API_KEY_VARIABLE)
+    if not (key or config.api_key or config.api_key_file):
+        key = os.environ.get(_VLLM_KEY_VARIABLE)
     return dataclasses.replace(
         config, served_model_name=names, api_key=(*config.api_key, key) if key else config.api_key
     )

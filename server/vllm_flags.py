@@ -26,6 +26,8 @@ _REVISION = VllmFlag("not built: fetch it with `hf download NAME --revision REVI
 _CONFIG = VllmFlag("the model's own config.json is read: change it in a local folder and give that as MODEL")
 _TEXT_ONLY = VllmFlag("models of text only are served")
 _COMPILED = VllmFlag("XLA compiles every step before the first request: there is nothing to choose")
+_ONE_MACHINE = VllmFlag("an engine is one process on one machine")
+_H11 = VllmFlag("a head may have 64 KiB and 256 fields; see --max-body-bytes")
 _POOLING = VllmFlag("a server of any model answers /v1/embeddings too; a request says how", ("auto", "generate"))
 
 VLLM_FLAGS: dict[str, VllmFlag] = {
@@ -58,6 +60,13 @@ VLLM_FLAGS: dict[str, VllmFlag] = {
     "--lora-modules": _LORA,
     "--max-loras": _LORA,
     "--max-lora-rank": _LORA,
+    "--max-cpu-loras": _LORA,
+    "--fully-sharded-loras": _LORA,
+    "--ignore-patterns": VllmFlag("of a repository only what is read is fetched"),
+    "--safetensors-load-strategy": VllmFlag("safetensors are mapped into memory"),
+    "--max-parallel-loading-workers": VllmFlag("weights are read as fast as the disk gives them"),
+    "--enable-prompt-embeds": VllmFlag("prompts are text or token ids"),
+    "--disable-sliding-window": _CONFIG,
     # Devices
     "--pipeline-parallel-size": VllmFlag("pipeline parallelism is not built; --data-parallel-size is", ("1",)),
     "--decode-context-parallel-size": VllmFlag("context parallelism is not built", ("1",)),
@@ -70,12 +79,19 @@ VLLM_FLAGS: dict[str, VllmFlag] = {
     "--data-parallel-rank": _LOCAL,
     "--data-parallel-backend": VllmFlag(_LOCAL.advice, ("mp",)),
     "--headless": _LOCAL,
+    "--nnodes": VllmFlag(_ONE_MACHINE.advice, ("1",)),
+    "--node-rank": VllmFlag(_ONE_MACHINE.advice, ("0",)),
+    "--master-addr": _ONE_MACHINE,
+    "--master-port": _ONE_MACHINE,
+    "--worker-cls": _ONE_MACHINE,
     "--api-server-count": VllmFlag("one process answers HTTP", ("1",)),
     "--disable-custom-all-reduce": _SO_ANYWAY,
     # The engine
     "--enforce-eager": VllmFlag("XLA compiles every step; --no-warmup starts sooner and compiles while serving"),
     "--compilation-config": _COMPILED,
     "-O": _COMPILED,
+    "--optimization-level": _COMPILED,
+    "--performance-mode": _COMPILED,
     "--cudagraph-capture-sizes": _COMPILED,
     "--max-seq-len-to-capture": _COMPILED,
     "--attention-backend": VllmFlag("use --attention-implementation"),
@@ -83,6 +99,8 @@ VLLM_FLAGS: dict[str, VllmFlag] = {
     "--kv-transfer-config": VllmFlag("prefill and decode are not split between servers here"),
     "--kv-events-config": VllmFlag("cache events are not published; /metrics has the hit rate"),
     "--cpu-offload-gb": VllmFlag("weights stay on the device; --swap-space keeps blocks on the host", ("0", "0.0")),
+    "--kv-offloading-size": VllmFlag("use --swap-space"),
+    "--disable-hybrid-kv-cache-manager": VllmFlag("there is one kind of cache for each model"),
     "--preemption-mode": VllmFlag("--swap-space swaps, without it blocks are computed again", ("recompute",)),
     "--calculate-kv-scales": VllmFlag("the KV cache is not quantized"),
     "--prefix-caching-hash-algo": VllmFlag("blocks are named by SHA-256", ("sha256",)),
@@ -95,12 +113,16 @@ VLLM_FLAGS: dict[str, VllmFlag] = {
     "--no-async-scheduling": VllmFlag("use --no-overlap"),
     "--use-v2-block-manager": _SO_ANYWAY,
     "--disable-cascade-attn": _SO_ANYWAY,
+    "--scheduler-cls": VllmFlag("jaxpaged.generate() takes a scheduling_key"),
+    "--stream-interval": VllmFlag("each step's tokens are sent at once", ("1",)),
     "--enable-sleep-mode": VllmFlag("sleeping is not built"),
     "--guided-decoding-backend": VllmFlag("structured outputs use llguidance", ("auto", "guidance")),
     "--structured-outputs-config": VllmFlag("structured outputs use llguidance"),
     # The server
     "--tool-parser-plugin": VllmFlag("parsers are those of --tool-call-parser"),
     "--tool-server": VllmFlag("tools are run by the client"),
+    "--reasoning-parser-plugin": VllmFlag("parsers are those of --reasoning-parser"),
+    "--default-chat-template-kwargs": VllmFlag("set them in a template of your own: --chat-template FILE"),
     "--chat-template-content-format": VllmFlag("found out from the template", ("auto",)),
     "--response-role": VllmFlag("answers are the assistant's", ("assistant",)),
     "--return-tokens-as-token-ids": VllmFlag("a request asks for it with return_tokens_as_token_ids"),
@@ -110,7 +132,18 @@ VLLM_FLAGS: dict[str, VllmFlag] = {
     "--enable-force-include-usage": VllmFlag("a request asks for it with stream_options"),
     "--disable-frontend-multiprocessing": VllmFlag("the engine is a process of its own"),
     "--middleware": VllmFlag("wrap the application in Python: server.app.create_app"),
-    "--log-config-file": VllmFlag("use --uvicorn-log-level"),
+    "--log-config-file": VllmFlag("use --log-level and --uvicorn-log-level"),
+    "--max-log-len": VllmFlag("prompts are never logged"),
+    "--enable-log-outputs": VllmFlag("outputs are never logged"),
+    "--disable-access-log-for-endpoints": VllmFlag("use --disable-uvicorn-access-log"),
+    "--collect-detailed-traces": VllmFlag("see --otlp-traces-endpoint and POST /start_profile"),
+    "--show-hidden-metrics-for-version": VllmFlag("no metric is hidden"),
+    "--enable-per-request-metrics": VllmFlag("see --enable-log-requests and --otlp-traces-endpoint"),
+    "--enable-tokenizer-info-endpoint": VllmFlag("/tokenize and /detokenize tell what a tokenizer does"),
+    "--enable-offline-docs": _SO_ANYWAY,
+    "--h11-max-incomplete-event-size": _H11,
+    "--h11-max-header-count": _H11,
+    "--ssl-ciphers": VllmFlag("the ciphers are Python's own choice"),
     "--ssl-cert-reqs": VllmFlag("--ssl-ca-certs demands certificates of clients", ("0",)),
     "--enable-ssl-refresh": VllmFlag("restart the server when its certificate changes"),
     "--disable-log-requests": _SO_ANYWAY,

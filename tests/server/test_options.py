@@ -8,7 +8,7 @@ from jaxpaged.config import EngineConfig
 from server import option_values
 from server.cli import main, parse
 from server.config import ServerConfig
-from server.options import engine_config_of, flags, server_config_of
+from server.options import API_KEY_VARIABLE, engine_config_of, flags, server_config_of
 from server.vllm_flags import ALONE, VLLM_FLAGS
 
 
@@ -49,7 +49,8 @@ def test_what_is_no_number(text) -> None:
          {"max_num_batched_tokens": 8192}, {}),
         ("org/m --reasoning-parser deepseek_r1 --enable-auto-tool-choice --tool-call-parser hermes", {},
          {"reasoning_parser": "deepseek_r1", "tool_call_parser": "hermes"}),
-        ("org/m -dp 2 --tensor-parallel-size 1", {}, {"data_parallel_size": 2}),
+        ("org/m -dp 2 --tensor-parallel-size 1 --max-num-queued-reqs 9", {"max_num_queued_requests": 9},
+         {"data_parallel_size": 2}),
         ("org/m --no-enable-prefix-caching --swap-space 4 --block-size 32",
          {"enable_prefix_caching": False, "swap_space": 4.0, "block_size": 32}, {}),
         ("org/m -tp 1 --pipeline-parallel-size 1 --distributed-executor-backend mp", {}, {}),
@@ -75,6 +76,24 @@ def test_command_lines_of_vllm(line, engine, server) -> None:
     model = "Qwen/Qwen2.5-1.5B-Instruct" if "Qwen" in line else "org/m"
     assert engine_config_of(arguments) == EngineConfig(model=model, **engine)
     assert server_config_of(arguments) == ServerConfig(**{"served_model_name": (model,), **server})
+
+
+@pytest.mark.parametrize(
+    ("line", "variables", "keys"),
+    [
+        ("m", {"VLLM_API_KEY": "theirs"}, ("theirs",)),
+        ("m", {"VLLM_API_KEY": "theirs", API_KEY_VARIABLE: "ours"}, ("ours",)),
+        ("m --api-key flag", {"VLLM_API_KEY": "theirs", API_KEY_VARIABLE: "ours"}, ("flag", "ours")),
+        ("m --api-key flag", {"VLLM_API_KEY": "theirs"}, ("flag",)),
+        ("m --api-key-file keys", {"VLLM_API_KEY": "theirs"}, ()),
+        ("m", {"VLLM_API_KEY": ""}, ()),
+    ],
+)
+def test_keys_in_the_environment(line, variables, keys, monkeypatch) -> None:
+    """One that vLLM's server would ask for is asked for here, too."""
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert server_config_of(parse(["serve", *line.split()])).api_key == keys
 
 
 def refused(capsys, *words: str, status: int = 2) -> str:
