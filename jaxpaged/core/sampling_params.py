@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
 
-from jaxpaged.core.parameter_checks import Check, boolean, instance, integer, list_of, one_of, real, text
+from jaxpaged.core.parameter_checks import Check, boolean, instance, integer, integers, list_of, one_of, real, text
 from jaxpaged.errors import InvalidRequestError
 
 MAX_STOP_STRINGS = 16
@@ -276,7 +277,7 @@ def _processors(name: str, value: Any) -> None:
         raise InvalidRequestError(f"{name}={value!r:.80} is not an object of arguments by processor", param=name)
 
 
-_TOKEN_ID = integer(0, _INT32)
+_token_ids = functools.partial(integers, low=0, high=_INT32)
 _MAX_SHOWN_IDS = 64
 _FIELDS: dict[str, Check] = {
     "n": integer(1, MAX_SAMPLES),
@@ -290,10 +291,10 @@ _FIELDS: dict[str, Check] = {
     "frequency_penalty": real(-2.0, 2.0),
     "repetition_penalty": real(1e-3, 1e3),
     "logit_bias": _logit_bias,
-    "allowed_token_ids": list_of(_INT32, _TOKEN_ID, least=1),
+    "allowed_token_ids": _token_ids(_INT32, least=1),
     "bad_words": list_of(MAX_BAD_WORDS, text(MAX_BAD_WORD_CHARS)),
     "stop": _text_or_texts,
-    "stop_token_ids": list_of(MAX_STOP_TOKEN_IDS, _TOKEN_ID),
+    "stop_token_ids": _token_ids(MAX_STOP_TOKEN_IDS),
     "include_stop_str_in_output": boolean,
     "ignore_eos": boolean,
     "min_tokens": integer(0, _INT32),
@@ -301,7 +302,7 @@ _FIELDS: dict[str, Check] = {
     "timeout": real(0.0, 1e9),
     "logprobs": integer(ALL_LOGPROBS, _INT32),
     "prompt_logprobs": integer(ALL_LOGPROBS, _INT32),
-    "logprob_token_ids": list_of(MAX_LOGPROB_TOKEN_IDS, _TOKEN_ID, least=1),
+    "logprob_token_ids": _token_ids(MAX_LOGPROB_TOKEN_IDS, least=1),
     "logprobs_mode": one_of("raw_logprobs", "processed_logprobs"),
     "structured_outputs": instance(StructuredOutputs),
     "logits_processors": _processors,
@@ -311,7 +312,7 @@ _FIELDS: dict[str, Check] = {
     "early_stopping": one_of(True, False, "never"),
     "detokenize": boolean,
     "skip_special_tokens": boolean,
-    "shown_special_ids": list_of(_MAX_SHOWN_IDS, _TOKEN_ID),
+    "shown_special_ids": _token_ids(_MAX_SHOWN_IDS),
     "spaces_between_special_tokens": boolean,
     "truncate_prompt_tokens": integer(-1, _INT32),
     "output_kind": one_of("cumulative", "delta", "final"),

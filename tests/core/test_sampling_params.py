@@ -122,6 +122,14 @@ def test_contradictions_are_refused_by_name(options, param):
     assert error.value.param == param
 
 
+@pytest.mark.parametrize("wrong", [-1, 2**31, True, 1.0, "1", None])
+def test_every_one_of_many_token_ids_is_checked(wrong):
+    many = list(range(1000))
+    assert SamplingParams(allowed_token_ids=many).allowed_token_ids == many
+    with pytest.raises(InvalidRequestError, match=f"allowed_token_ids={wrong!r} must be an integer"):
+        SamplingParams(allowed_token_ids=[*many, wrong, *many])
+
+
 def test_samples_and_beams_are_counted():
     assert SamplingParams().num_samples == 1
     assert SamplingParams(n=2).num_samples == 2
