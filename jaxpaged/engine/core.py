@@ -50,6 +50,14 @@ class EngineCore:
                 self._compiling.discard(message.request_id)
             self._inbox.put(message)
 
+    def refuse(self, request_id: str, error: Exception) -> None:
+        """Tells the front why a request does not start."""
+        if self._stopped:
+            return
+        if not isinstance(error, JaxPagedError):
+            logger.error("request %s could not be started", request_id, exc_info=error)
+        self._send(Refused(request_id, Failure.of(error)))
+
     def run(self) -> None:
         """The busy loop: until `stop`, or until the engine fails, with what it raises."""
         while self._take_messages():
@@ -75,7 +83,7 @@ class EngineCore:
             self._compiling.add(message.request_id)
             self._grammar_pool.submit(self._compile, message)
         except Exception as error:
-            self._refuse(message.request_id, error)
+            self.refuse(message.request_id, error)
 
     def _compile(self, message: AddRequest) -> None:
         wanted = message.params.structured_outputs
@@ -90,7 +98,7 @@ class EngineCore:
                     self._inbox.put(request)
         except Exception as error:
             self._compiling.discard(message.request_id)
-            self._refuse(message.request_id, error)
+            self.refuse(message.request_id, error)
 
     def _make(self, message: AddRequest, grammar: Grammar | None) -> Request:
         return self._engine.make_request(
@@ -104,13 +112,6 @@ class EngineCore:
             pooling=message.pooling,
             arrival_time=message.arrival_time,
         )
-
-    def _refuse(self, request_id: str, error: Exception) -> None:
-        if self._stopped:
-            return
-        if not isinstance(error, JaxPagedError):
-            logger.error("request %s could not be started", request_id, exc_info=error)
-        self._send(Refused(request_id, Failure.of(error)))
 
     # Below, in the busy loop.
 
@@ -132,7 +133,7 @@ class EngineCore:
             try:
                 self._engine.add_request(message)
             except Exception as error:
-                self._refuse(message.request_id, error)
+                self.refuse(message.request_id, error)
         elif isinstance(message, Abort):
             self._engine.abort(message.request_id, message.index)
         else:

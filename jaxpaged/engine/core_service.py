@@ -27,11 +27,12 @@ from jaxpaged.engine.messages import (
     Progress,
     Ready,
     StartFailed,
+    broken_request,
     decode_to_core,
     encode,
 )
 from jaxpaged.engine.sockets import core_socket, front_socket, listening, sending
-from jaxpaged.errors import EngineDeadError, JaxPagedError
+from jaxpaged.errors import EngineDeadError, InvalidRequestError, JaxPagedError
 from jaxpaged.text.grammar import GrammarCompiler
 
 logger = logging.getLogger(__name__)
@@ -144,11 +145,19 @@ class Input(threading.Thread):
         self._socket = listening(zmq.Context(), core_socket(folder, index))
 
     def run(self) -> None:
-        while True:
-            frame = self._socket.recv()
-            try:
-                message = decode_to_core(frame)
-            except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                logger.error("dropped a message of %d bytes that is none of ours: %s", len(frame), error)
-                continue
-            self._core.receive(message)
+        try:
+            while True:
+                self._take(self._socket.recv())
+        except Exception as error:  # nothing that the front says would be heard any more
+            logger.critical("the input of the engine core has failed", exc_info=error)
+            os._exit(1)
+
+    def _take(self, frame: bytes) -> None:
+        try:
+            message = decode_to_core(frame)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            logger.error("dropped a message of %d bytes that is none of ours: %s", len(frame), error)
+            if (request_id := broken_request(frame)) is not None:  # its reader waits
+                self._core.refuse(request_id, InvalidRequestError(f"the engine core cannot read the request: {error}"))
+            return
+        self._core.receive(message)

@@ -168,6 +168,14 @@ def decode_to_core(frame: bytes | memoryview) -> ToCore:
     return _TO_CORE.decode(frame)
 
 
+def broken_request(frame: bytes | memoryview) -> str | None:
+    """Of a frame that `decode_to_core` refuses, the id if it begins as an `AddRequest`; else None."""
+    try:
+        return _BEGINNING.decode(frame).request_id
+    except (ValueError, RecursionError):
+        return None
+
+
 def decode_from_core(frame: bytes | memoryview) -> FromCore:
     """Raises: msgspec.DecodeError: it is no message from a core."""
     return _FROM_CORE.decode(frame)
@@ -179,5 +187,10 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} cannot be sent to another process")
 
 
+class _Beginning(msgspec.Struct, frozen=True, array_like=True, tag="AddRequest"):
+    request_id: str
+
+
+_BEGINNING = msgspec.msgpack.Decoder(_Beginning)
 _TO_CORE = msgspec.msgpack.Decoder(ToCore)
 _FROM_CORE = msgspec.msgpack.Decoder(FromCore)

@@ -139,12 +139,12 @@ class ProcessClient:
     def add(self, request: AddRequest) -> int:
         try:
             frame = encode(request)
-        except (TypeError, ValueError, OverflowError) as error:  # UnicodeEncodeError is one
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:  # UnicodeEncodeError is a ValueError
             raise InvalidRequestError(f"the request holds what cannot be sent to the engine: {error}") from error
         core = self._router.route(request.prompt_token_ids, request.cache_salt)
         try:
             self._send(core, frame)
-        except EngineDeadError:
+        except BaseException:
             self._router.ended(core)
             raise
         return core
@@ -203,8 +203,9 @@ class ProcessClient:
         try:
             (index,), frame = frames
             message = decode_from_core(frame)
-            assert index < self.num_cores, f"there is no core {index}"
-        except (ValueError, AssertionError) as error:  # DecodeError and UnicodeDecodeError are ValueErrors
+            if index >= self.num_cores:
+                raise ValueError(f"there is no core {index}")
+        except (ValueError, RecursionError) as error:  # DecodeError and UnicodeDecodeError are ValueErrors
             logger.error("dropped a message of %d bytes that is none of ours: %s", sum(map(len, frames)), error)
             return
         if isinstance(message, Died):

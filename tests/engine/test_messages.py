@@ -41,6 +41,7 @@ EVERYTHING = SamplingParams(
     output_kind="final",
 )  # fmt: skip
 BEAMS = SamplingParams(n=2, use_beam_search=True, beam_width=3, length_penalty=0.5, early_stopping="never")
+BROKEN = SamplingParams(structured_outputs=StructuredOutputs(json={1: 2}))  # JSON has no such keys
 LOGPROBS = TokenLogprobs(5, -float("inf"), 1, [5, 6], [-0.1, -2.0], [1, 9])
 FAILURE = Failure("InvalidRequestError", "n=0 is too small", "n")
 
@@ -108,6 +109,21 @@ def test_what_is_no_message_is_refused(frame) -> None:
     for decode in (messages.decode_to_core, messages.decode_from_core):
         with pytest.raises((ValueError, RecursionError)):
             decode(frame)
+
+
+@pytest.mark.parametrize(
+    ("frame", "request_id"),
+    [
+        (msgspec.msgpack.encode(["AddRequest", "🔥", "wrong", {}]), "🔥"),
+        (messages.encode(AddRequest("id", [1], BROKEN, 0.0)), "id"),
+        (msgspec.msgpack.encode(["AddRequest", 5]), None),
+        (messages.encode(AddRequest("id", [1], EVERYTHING, 0.0))[:-3], None),
+        (messages.encode(Abort("id")), None),
+        (b"", None),
+    ],
+)  # fmt: skip
+def test_a_request_that_cannot_be_read_is_known_by_its_beginning(frame, request_id) -> None:
+    assert messages.broken_request(frame) == request_id
 
 
 @pytest.mark.parametrize(

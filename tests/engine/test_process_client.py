@@ -21,9 +21,9 @@ import pytest
 import zmq
 
 from jaxpaged.config import EngineConfig
-from jaxpaged.core.sampling_params import SamplingParams
+from jaxpaged.core.sampling_params import SamplingParams, StructuredOutputs
 from jaxpaged.device.logits_processor import LogitsProcessor
-from jaxpaged.engine import messages, sockets
+from jaxpaged.engine import core_service, messages, sockets
 from jaxpaged.engine.async_llm import AsyncLLM
 from jaxpaged.engine.core_devices import device_environment
 from jaxpaged.engine.process_client import ProcessClient
@@ -149,12 +149,12 @@ def test_a_core_that_fails_says_why(prompt, message) -> None:
 
     async def test(client: ProcessClient) -> None:
         llm = AsyncLLM(client, TOKENIZER)
-        other, calls = asyncio.ensure_future(collect(llm, "long")), []
+        other = asyncio.ensure_future(collect(llm, "long"))
         while not llm.stats[0].num_running:
             await asyncio.sleep(0.001)
         with pytest.raises(EngineDeadError, match="the engine has failed") as error:
             await collect(llm, prompt)
-        assert message in str(error.value) and not calls
+        assert message in str(error.value)
         with pytest.raises(EngineDeadError):
             await other
         await llm.shutdown(5)
@@ -220,6 +220,43 @@ def test_what_is_none_of_ours_is_dropped_and_logged(tmp_path, caplog) -> None:
     with caplog.at_level(logging.ERROR), ready() as client:
         asyncio.run(asyncio.wait_for(test(client), 20))
     assert "none of ours" in caplog.text and "CRITICAL" not in caplog.text
+
+
+def test_a_request_that_the_core_cannot_read_is_refused() -> None:
+    """Its reader would wait for ever."""
+    schema = {"type": "object", 1: True}  # JSON has no such keys, but Python's `json` makes them texts
+
+    async def test(client: ProcessClient) -> None:
+        llm = AsyncLLM(client, TOKENIZER)
+        with pytest.raises(InvalidRequestError, match="cannot read the request"):
+            await collect(llm, "x", SamplingParams(structured_outputs=StructuredOutputs(json=schema)))
+        assert await collect(llm, "hello") == "hello" and not any(client._router.loads)
+        await llm.shutdown(5)
+
+    with ready() as client:
+        asyncio.run(asyncio.wait_for(test(client), 20))
+
+
+def test_a_core_whose_input_fails_ends(monkeypatch) -> None:
+    ended = []
+
+    class Ended(BaseException):
+        pass
+
+    def end(status: int) -> None:
+        ended.append(status)
+        raise Ended
+
+    class Broken:
+        def recv(self) -> bytes:
+            raise zmq.ZMQError(zmq.ENOTSOCK)
+
+    monkeypatch.setattr(core_service.os, "_exit", end)
+    monkeypatch.setattr(core_service.zmq, "Context", lambda: None)
+    monkeypatch.setattr(core_service, "listening", lambda *_: Broken())
+    with pytest.raises(Ended):
+        core_service.Input(Path(), 0, None).run()
+    assert ended == [1]
 
 
 def test_text_that_is_no_text_is_refused_before_it_is_sent() -> None:
