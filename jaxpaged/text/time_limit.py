@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import threading
-import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -29,7 +28,7 @@ def within(seconds: float, function: Callable[[], T]) -> T:
         with lock:
             if running:
                 sent = True
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(_Overdue))
+                _raise_in(thread, ctypes.py_object(_Overdue))
 
     timer = threading.Timer(seconds, interrupt)
     timer.daemon = True
@@ -44,7 +43,12 @@ def within(seconds: float, function: Callable[[], T]) -> T:
             with lock:
                 running = False
             timer.cancel()
-            while sent and not arrived:  # it must arrive here
-                time.sleep(0)
+            if sent and not arrived:  # it comes now, or never: where it came may have ignored it, as `__del__` does
+                _raise_in(thread, None)
     except _Overdue:
         raise TimeoutError(f"it took longer than {seconds} s") from None
+
+
+def _raise_in(thread: int, error: ctypes.py_object | None) -> None:
+    """Has a thread raise an error when it can; None: takes back what has not been raised."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), error)

@@ -49,3 +49,19 @@ def test_a_limit_that_comes_at_the_end_reaches_nobody_else() -> None:
         with contextlib.suppress(TimeoutError):
             within(0.001, lambda seconds=0.0008 + i % 8 * 5e-5: spin(seconds))
         sum(range(1000))  # a stray exception would come here
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_limit_that_is_ignored_where_it_comes_is_over() -> None:
+    """Python ignores whatever a destructor raises."""
+
+    class Slow:
+        def __del__(self) -> None:
+            deadline = time.monotonic() + 20
+            while time.monotonic() < deadline:
+                pass
+
+    begin = time.monotonic()
+    assert within(0.05, lambda: Slow() and 1) == 1
+    assert time.monotonic() - begin < 10
+    sum(range(1000))
