@@ -62,7 +62,7 @@ class PreparedRequest:
 
 
 class Preparation:
-    """Prepares requests: text in one thread, grammars that have not been seen before in another.
+    """Prepares requests: text in one thread, chat templates in another, grammars that are not known yet in a third.
 
     Its coroutines raise EngineDeadError once it is closed.
     """
@@ -72,8 +72,9 @@ class Preparation:
         self._counter = itertools.count()
         self._closed = False
         self._text_pool = ThreadPoolExecutor(1, thread_name_prefix="jaxpaged-text")
+        self._chat_pool = ThreadPoolExecutor(1, thread_name_prefix="jaxpaged-chat")  # slow ones delay no text
         self._grammars = client.grammars or GrammarCompiler(tokenizer, client.vocab_size, client.eos_token_ids)
-        self._grammar_pool = ThreadPoolExecutor(1, thread_name_prefix="jaxpaged-grammar")  # slow ones delay no text
+        self._grammar_pool = ThreadPoolExecutor(1, thread_name_prefix="jaxpaged-grammar")  # nor do these
         self._grammar_pool.submit(self._grammars.prepare)  # if it fails, so does the first request with a grammar
 
     async def request(
@@ -122,7 +123,7 @@ class Preparation:
     async def render_chat(self, messages: Sequence[Any], /, **options: Any) -> list[int]:
         """`text.chat.render_chat`, of what may fit the context."""
         return await self._off_loop(
-            self._text_pool,
+            self._chat_pool,
             lambda: render_chat(self._tokenizer, messages, max_tokens=self._max_model_len, **options),
         )
 
@@ -160,7 +161,7 @@ class Preparation:
         """Drops what waits, and lets nothing long go on."""
         self._closed = True
         self._grammars.close()
-        for pool in (self._text_pool, self._grammar_pool):
+        for pool in (self._text_pool, self._chat_pool, self._grammar_pool):
             pool.shutdown(wait=False, cancel_futures=True)
 
     async def _check_grammar(self, params: SamplingParams) -> None:

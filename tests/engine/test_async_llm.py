@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from jaxpaged.core.sampling_params import SamplingParams, StructuredOutputs
+from jaxpaged.engine import preparation
 from jaxpaged.engine.async_llm import AsyncLLM
 from jaxpaged.engine.core_client import InProcessClient
 from jaxpaged.errors import EngineDeadError, InvalidRequestError, QueueFullError, RequestTooLargeError
@@ -213,6 +214,25 @@ def test_compiling_grammars_delays_no_other_request() -> None:
 
     play(engine, test)
     assert grammars.closed
+
+
+def test_slow_chat_templates_delay_no_text(monkeypatch) -> None:
+    go = threading.Event()
+
+    def slow(*_: Any, **__: Any) -> list[int]:
+        assert go.wait(20)
+        return [5]
+
+    async def test(llm: AsyncLLM) -> None:
+        chat = asyncio.ensure_future(llm.render_chat([{"role": "user", "content": "hi"}]))
+        assert await collect(llm, "x") == "x"
+        assert await llm.decode(await llm.encode("text")) == "text"
+        assert not chat.done()
+        go.set()
+        assert await chat == [5]
+
+    monkeypatch.setattr(preparation, "render_chat", slow)
+    play(fake(), test)
 
 
 def test_shutdown_does_not_wait_for_grammars() -> None:
