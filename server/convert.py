@@ -15,7 +15,7 @@ from server.generation_defaults import with_defaults
 from server.protocol.chat import ChatCompletionRequest
 from server.protocol.completions import CompletionRequest
 from server.protocol.generation import GenerationRequest
-from server.structured import structured_field, structured_outputs
+from server.protocol.structured import structured_field, structured_outputs
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default; chat goes on to the end of the context
 MAX_SEQUENCES = 8192  # prompts x samples (or beams) of one HTTP request

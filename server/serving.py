@@ -12,6 +12,7 @@ import msgspec
 from fastapi import Request
 
 from jaxpaged import __version__
+from jaxpaged.core.pooling_params import PoolingParams
 from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.engine.async_llm import AsyncLLM, PreparedRequest
 from jaxpaged.errors import EngineDeadError, RequestTooLargeError
@@ -19,6 +20,7 @@ from server.chat_plan import ChatFormats
 from server.config import ServerConfig
 from server.errors import APIError
 from server.logprobs import LogprobFormat
+from server.protocol.body import EngineBody
 from server.protocol.generation import GenerationRequest
 
 
@@ -57,32 +59,39 @@ class Serving:
     def head(self, http: Request, body: GenerationRequest, prefix: str, kind: str) -> dict[str, Any]:
         """The fields that all of an answer's objects begin with."""
         request_id = body.request_id or http.state.request_id
+        tier = {} if body.service_tier is None else {"service_tier": "default"}
         return {
             "id": f"{prefix}-{request_id}",
             "object": kind,
             "created": int(time.time()),
             "model": body.model or self.model_names[0],
             "system_fingerprint": f"jaxpaged-{__version__}",
+            **tier,
         }
 
     async def prepare(
         self,
-        body: GenerationRequest,
+        body: EngineBody,
         prompt: str | list[int],
         params: SamplingParams,
         request_id: str,
         *,
         add_special_tokens: bool = True,
+        pooling: PoolingParams | None = None,
     ) -> PreparedRequest:
-        """Checks one prompt of a request, and gives it no more time than the server gives any."""
-        config, limit = self.llm.config, self.config.request_timeout
+        """Checks one prompt of a request, and gives it no more time than the server gives any.
+
+        Args:
+          pooling: for one vector of the prompt, instead of a continuation.
+        """
+        context, limit = self.llm.config.max_model_len, self.config.request_timeout
         if limit is not None and (params.timeout is None or params.timeout > limit):
             params = msgspec.structs.replace(params, timeout=limit)
-        too_long = config.max_model_len is not None and len(prompt) >= config.max_model_len
+        too_long = context is not None and len(prompt) + (pooling is None) > context
         if too_long and not isinstance(prompt, str) and params.truncate_prompt_tokens is None:
             # Before a million ids are looked at one by one.
             raise RequestTooLargeError(
-                f"the prompt has {len(prompt)} tokens, but the context holds {config.max_model_len}", param="prompt"
+                f"the prompt has {len(prompt)} tokens, but the context holds {context}", param="prompt"
             )
         return await self.llm.prepare(
             prompt,
@@ -91,6 +100,7 @@ class Serving:
             add_special_tokens=add_special_tokens,
             cache_salt=body.cache_salt,
             priority=body.priority or 0,
+            pooling=pooling,
         )
 
     def logprob_format(self, body: GenerationRequest) -> LogprobFormat:

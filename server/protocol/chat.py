@@ -8,9 +8,9 @@ from pydantic import Field, model_validator
 
 from server.protocol.fields import invalid
 from server.protocol.generation import GenerationRequest
+from server.protocol.refused import NOT_YET_CHAT
+from server.protocol.structured import structured_field
 from server.protocol.tools import ToolFields
-from server.refused import NOT_YET_CHAT
-from server.structured import structured_field
 
 MAX_MESSAGES = 16384
 MAX_DOCUMENTS = 1024
@@ -32,7 +32,7 @@ class ChatCompletionRequest(GenerationRequest, ToolFields):
     logprobs: bool | None = Field(None, description="Logprobs of each token.")
     top_logprobs: int | None = Field(None, description="And of this many most likely ones.")
     include_reasoning: bool | None = Field(None, description="Give the model's thoughts. Default true.")
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = Field(
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = Field(
         None, description="How much to think, where the chat template can tell the model."
     )
     documents: Documents | None = Field(None, description="Documents for the chat template, where it knows any.")
@@ -45,7 +45,7 @@ class ChatCompletionRequest(GenerationRequest, ToolFields):
 
     @model_validator(mode="after")
     def _consistent(self) -> ChatCompletionRequest:
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:  # 0 is vLLM's default
             raise invalid("top_logprobs", "top_logprobs is only allowed with logprobs=true")
         both = (self.max_tokens, self.max_completion_tokens)
         if None not in both and both[0] != both[1]:

@@ -8,7 +8,7 @@ from pydantic import Field, PlainValidator, WithJsonSchema
 
 from server.protocol.generation import GenerationRequest
 from server.protocol.prompts import PROMPT_SCHEMA, Prompts, prompts
-from server.refused import NOT_YET_COMPLETION
+from server.protocol.refused import NOT_YET_COMPLETION
 
 MAX_PROMPTS = 1024
 

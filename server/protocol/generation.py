@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    WithJsonSchema,
-    model_validator,
-)
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
 from jaxpaged.core.sampling_params import (
     MAX_BAD_WORDS,
@@ -22,19 +14,19 @@ from jaxpaged.core.sampling_params import (
     MAX_STOP_TOKEN_IDS,
     LogprobsMode,
 )
-from server.errors import shown
+from server.protocol.body import EngineBody
 from server.protocol.fields import invalid
-from server.refused import INSTEAD, NOT_YET, first_refused
-from server.structured import StructuredFields
+from server.protocol.refused import NOT_YET
+from server.protocol.structured import StructuredFields
 
 MAX_ALLOWED_TOKEN_IDS = 1 << 18  # the largest vocabularies
-_INT32 = 2**31 - 1
 
 StopStrings = Annotated[list[str], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)]
 BadWords = Annotated[list[str], Field(max_length=MAX_BAD_WORDS, fail_fast=True)]
 StopIds = Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)]
 AllowedIds = Annotated[list[int], Field(max_length=MAX_ALLOWED_TOKEN_IDS, fail_fast=True)]
 LogprobIds = Annotated[list[int], Field(max_length=MAX_LOGPROB_TOKEN_IDS, fail_fast=True)]
+ServiceTier = Literal["auto", "default", "flex", "scale", "priority"]
 
 
 def _logit_bias(value: Any) -> Any:
@@ -69,13 +61,11 @@ class StreamOptions(BaseModel):
     include_obfuscation: bool | None = Field(None, description="Ignored: no chunk is ever padded.")
 
 
-class GenerationRequest(StructuredFields):
+class GenerationRequest(EngineBody, StructuredFields):
     """What both endpoints take."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-    not_yet: ClassVar[dict[str, tuple[Any, ...]]] = NOT_YET
+    not_yet = NOT_YET
 
-    model: str | None = Field(None, description="A served model name; absent: the one that is served.")
     stream: bool | None = Field(None, description="Answer in server-sent events.")
     stream_options: StreamOptions | None = None
     max_tokens: int | None = Field(None, description="Most tokens to generate.")
@@ -111,37 +101,14 @@ class GenerationRequest(StructuredFields):
     beam_width: int | None = Field(None, description="Beams. Default best_of or n.")
     length_penalty: float | None = Field(None, description="Beams compare by logprob / length ** length_penalty.")
     early_stopping: bool | Literal["never"] | None = Field(None, description="When a beam search ends.")
-    priority: int | None = Field(
-        None, ge=-_INT32 - 1, le=_INT32, description="Smaller goes first, with --scheduling-policy priority."
-    )
-    cache_salt: str | None = Field(
-        None, min_length=1, max_length=1024, description="Cached prefixes are shared only with the same salt."
-    )
     return_token_ids: bool | None = Field(None, description="Give the token ids of prompt and output.")
     return_tokens_as_token_ids: bool | None = Field(None, description="Name tokens `token_id:123` in logprobs.")
-    request_id: str | None = Field(None, max_length=256, description="Part of the response's id.")
+    service_tier: ServiceTier | None = Field(None, description="There is one tier, `default`, whatever is asked for.")
     session_id: str | None = Field(None, description="Ignored: prefixes are cached by their content.")
-    user: str | None = Field(None, description="Ignored.")
     safety_identifier: str | None = Field(None, description="Ignored.")
     prompt_cache_key: str | None = Field(None, description="Ignored: prefixes are cached by their content.")
     prompt_cache_retention: str | None = Field(None, description="Ignored.")
     metadata: dict[str, Any] | None = Field(None, description="Ignored: nothing is stored.")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_what_is_not_built(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        fields = cls.model_fields
-        for name in data:  # one fault is enough to be told of: there might be a million
-            if name not in fields and name not in cls.not_yet:
-                raise invalid(name, f"unknown field {name!r:.80}; it is refused rather than ignored")
-        refused = first_refused(data, cls.not_yet)
-        if refused is not None:
-            hint = f"; use {INSTEAD[refused]}" if refused in INSTEAD else ""
-            context = {"param": refused, "shown": shown(data[refused]), "hint": hint}
-            raise PydanticCustomError("unsupported", "{param}={shown} is not supported{hint}", context)
-        return {name: value for name, value in data.items() if name in fields}
 
     @model_validator(mode="after")
     def _some_need_a_stream_and_some_none(self) -> GenerationRequest:

@@ -4,27 +4,23 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field, model_validator
 
-from server.errors import shown
+from server.protocol.body import Body
 from server.protocol.chat import MAX_MESSAGES, MAX_TEMPLATE, ChatCompletionRequest
 from server.protocol.fields import invalid
+from server.protocol.refused import NOT_YET_TOKENIZE
 from server.protocol.tools import MAX_TOOLS, Tool
-from server.refused import first_refused
 
 MAX_TOKENS = 1 << 20
-# Fields of vLLM -> values that ask for nothing.
-_NOT_YET: dict[str, tuple[Any, ...]] = {"media_io_kwargs": ({},), "mm_processor_kwargs": ({},)}
 _OF_CHAT = ("add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs", "tools")
 
 
-class TokenizeRequest(BaseModel):
+class TokenizeRequest(Body):
     """Body of POST /tokenize: a `prompt` or `messages`."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    not_yet = NOT_YET_TOKENIZE
 
-    model: str | None = Field(None, description="A served model name; absent: the one that is served.")
     prompt: str | None = Field(None, description="A text.")
     messages: list[Any] | None = Field(None, max_length=MAX_MESSAGES, description="Or a conversation.")
     add_special_tokens: bool | None = Field(
@@ -40,17 +36,6 @@ class TokenizeRequest(BaseModel):
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = Field(
         None, description="Functions that the model is told of."
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_what_is_not_built(cls, data: Any) -> Any:
-        if not isinstance(data, dict):
-            return data
-        refused = first_refused(data, _NOT_YET)
-        if refused is not None:
-            context = {"param": refused, "shown": shown(data[refused])}
-            raise PydanticCustomError("unsupported", "{param}={shown} is not supported", context)
-        return {name: value for name, value in data.items() if name not in _NOT_YET}
 
     @model_validator(mode="after")
     def _one_of_two(self) -> TokenizeRequest:
@@ -75,10 +60,7 @@ class TokenizeRequest(BaseModel):
         return ChatCompletionRequest(messages=self.messages or [], truncate_prompt_tokens=-1, **fields)
 
 
-class DetokenizeRequest(BaseModel):
+class DetokenizeRequest(Body):
     """Body of POST /detokenize."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    model: str | None = Field(None, description="A served model name; absent: the one that is served.")
     tokens: list[int] = Field(max_length=MAX_TOKENS, description="Token ids.")

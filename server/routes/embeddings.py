@@ -15,7 +15,7 @@ from jaxpaged.core.pooling_params import PoolingParams
 from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.engine.async_llm import PreparedRequest
 from jaxpaged.engine.output import RequestOutput
-from jaxpaged.errors import InvalidRequestError, RequestTooLargeError
+from jaxpaged.errors import InvalidRequestError
 from server.body import read_body
 from server.errors import APIError
 from server.protocol.embeddings import EmbeddingRequest
@@ -49,13 +49,11 @@ async def create_embeddings(http: Request) -> Response:
 
 async def _prepare(state: Serving, body: EmbeddingRequest, answer_id: str) -> list[PreparedRequest]:
     """All inputs checked before any is started."""
-    pooling = PoolingParams(
-        pooling=body.pooling, dimensions=body.dimensions, normalize=True if body.normalize is None else body.normalize
-    )
+    switches = (body.normalize, body.use_activation)
+    pooling = PoolingParams(pooling=body.pooling, dimensions=body.dimensions, normalize=False not in switches)
     params = SamplingParams(
         max_tokens=None,
         truncate_prompt_tokens=body.truncate_prompt_tokens,
-        timeout=state.config.request_timeout,
         detokenize=False,
         output_kind="final",
     )
@@ -67,26 +65,10 @@ async def _prepare(state: Serving, body: EmbeddingRequest, answer_id: str) -> li
 async def _prepare_one(
     state: Serving, body: EmbeddingRequest, index: int, params: SamplingParams, pooling: PoolingParams, request_id: str
 ) -> PreparedRequest:
-    prompt, limit = body.input[index], state.llm.config.max_model_len
+    special = body.add_special_tokens is not False
     try:
-        if (
-            limit is not None
-            and not isinstance(prompt, str)
-            and len(prompt) > limit
-            and not body.truncate_prompt_tokens
-        ):
-            # Before a million ids are looked at one by one.
-            raise RequestTooLargeError(
-                f"the prompt has {len(prompt)} tokens, but the context holds {limit}", param="prompt"
-            )
-        return await state.llm.prepare(
-            prompt,
-            params,
-            request_id,
-            add_special_tokens=body.add_special_tokens is not False,
-            cache_salt=body.cache_salt,
-            priority=body.priority or 0,
-            pooling=pooling,
+        return await state.prepare(
+            body, body.input[index], params, request_id, add_special_tokens=special, pooling=pooling
         )
     except InvalidRequestError as error:
         if error.param == "prompt":

@@ -27,8 +27,9 @@ COMMON = words("""
     stop_token_ids include_stop_str_in_output ignore_eos min_tokens skip_special_tokens spaces_between_special_tokens
     truncate_prompt_tokens truncation_side prompt_logprobs logprob_token_ids allowed_token_ids bad_words echo
     add_special_tokens structured_outputs priority request_id session_id return_tokens_as_token_ids return_token_ids
-    routed_experts_prompt_start return_token_offsets return_mm_kwargs cache_salt kv_transfer_params ec_transfer_params
-    vllm_xargs repetition_detection thinking_token_budget stream_interval best_of logits_processors
+    routed_experts_prompt_start return_token_offsets return_mm_kwargs mm_payload cache_salt
+    kv_transfer_params ec_transfer_params vllm_xargs repetition_detection
+    thinking_token_budget stream_interval best_of logits_processors
     guided_json guided_regex guided_choice guided_grammar guided_decoding_backend guided_whitespace_pattern
     service_tier store metadata
 """)
@@ -56,7 +57,7 @@ ASKS: dict[str, Any] = {
     "functions": [{"name": "f"}],
     "function_call": {"name": "f"},
 }
-NOTHING_TO_ASK = {"return_mm_kwargs"}
+NOTHING_TO_ASK = {"return_mm_kwargs", "mm_payload"}
 REFUSED = [(path, name) for path, (model, _) in BODIES.items() for name in sorted(model.not_yet)]
 
 
@@ -91,6 +92,15 @@ def test_unknown_fields_are_refused_by_name(live, path, name) -> None:
         error = response.json()["error"]
         assert (response.status_code, error["param"]) == (400, name)
         assert error["message"] == f"unknown field {name!r}; it is refused rather than ignored"
+
+
+@pytest.mark.parametrize("tier", [None, "auto", "default", "flex", "scale", "priority"])
+@pytest.mark.parametrize("path", BODIES)
+def test_the_tier_that_answered_is_told_where_one_was_asked_for(live, path, tier) -> None:
+    body = {**BODIES[path][1], "service_tier": tier, "max_tokens": 2}
+    answers = [live.post(path, **body).json(), *live.events(path, **body)]
+    assert [a.get("service_tier") for a in answers] == [None if tier is None else "default"] * len(answers)
+    assert live.post(path, **{**body, "service_tier": "gold"}).json()["error"]["param"] == "service_tier"
 
 
 def test_extra_fields_through_the_openai_client(live) -> None:

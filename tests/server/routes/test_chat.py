@@ -166,7 +166,7 @@ def test_logprobs_without_top_logprobs(live, says) -> None:
         ("a", -0.5, []),
         ("b", -0.5, []),
     ]
-    for body in ({}, {"logprobs": False}, {"logprobs": None, "top_logprobs": None}):
+    for body in ({}, {"logprobs": False}, {"logprobs": None, "top_logprobs": None}, {"top_logprobs": 0}):
         assert live.post(PATH, messages=HELLO, **body).json()["choices"][0]["logprobs"] is None
 
 

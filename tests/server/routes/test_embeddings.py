@@ -57,8 +57,9 @@ def test_base64_is_the_same_numbers(live: LiveServer):
 
 @pytest.mark.parametrize("dimensions", [1, 5, HIDDEN_SIZE])
 @pytest.mark.parametrize("normalize", [None, True, False])
-def test_cut_then_scaled(live: LiveServer, dimensions, normalize):
-    got = vectors(live.post(PATH, input=[5, 6, 7], dimensions=dimensions, normalize=normalize))
+@pytest.mark.parametrize("word", ["normalize", "use_activation"])
+def test_cut_then_scaled(live: LiveServer, dimensions, normalize, word):
+    got = vectors(live.post(PATH, input=[5, 6, 7], dimensions=dimensions, **{word: normalize}))
     np.testing.assert_array_equal(got, [expected([5, 6, 7], dimensions, normalize is not False)])
 
 
@@ -127,6 +128,8 @@ def test_the_models_own_pooling(live: LiveServer):
         ({"input": "a", "cache_salt": ""}, "cache_salt", "at least 1"),
         ({"input": "a", "embed_dtype": "float16"}, "embed_dtype", "not supported"),
         ({"input": "a", "messages": [{"role": "user", "content": "a"}]}, "messages", "not supported"),
+        ({"input": "a", "padding": "max_length"}, "padding", "not supported"),
+        ({"input": "a", "truncation_side": "left"}, "truncation_side", "not supported"),
         ({"input": "a", "temperature": 0}, "temperature", "unknown field"),
         ({"input": "a", "model": "other"}, "model", "other"),
     ],

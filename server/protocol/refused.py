@@ -11,10 +11,10 @@ NOT_YET: dict[str, tuple[Any, ...]] = {
     "guided_whitespace_pattern": (),
     "kv_transfer_params": (),
     "repetition_detection": (),
-    "return_mm_kwargs": (True, False),  # only what vLLM's render endpoints return
+    "mm_payload": ("tensors", "none"),  # only what vLLM's render endpoints return
+    "return_mm_kwargs": (True, False),
     "return_token_offsets": (False,),
     "routed_experts_prompt_start": (0,),
-    "service_tier": ("auto", "default"),
     "store": (False,),
     "stream_interval": (1,),
     "thinking_token_budget": (-1,),
@@ -41,7 +41,15 @@ NOT_YET_CHAT: dict[str, tuple[Any, ...]] = {
     "mm_processor_kwargs": ({},),
     "return_prompt_text": (False,),
 }
-
+NOT_YET_EMBEDDING: dict[str, tuple[Any, ...]] = {
+    "embed_dtype": ("float32",),
+    "endianness": ("little", "native"),
+    "messages": (),
+    "mm_processor_kwargs": ({},),
+    "padding": ("do_not_pad",),
+    "truncation_side": ("right",),
+}
+NOT_YET_TOKENIZE: dict[str, tuple[Any, ...]] = {"media_io_kwargs": ({},), "mm_processor_kwargs": ({},)}
 
 INSTEAD = {"functions": "tools", "function_call": "tool_choice"}  # what to send for what is refused
 
