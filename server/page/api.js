@@ -47,8 +47,10 @@ async function errorOf(response) {
   }
 }
 
-function errorFrom({ message, code, param }, status) {
-  return new ApiError(message, { status, code, param });
+// Of a proxy the error may be a text, or there may be none.
+function errorFrom(error, status) {
+  const { message, code, param } = typeof error === "string" ? { message: error } : error;
+  return new ApiError(message || `The server answered with status ${status}.`, { status, code, param });
 }
 
 // The JSON objects of an event stream. An error that comes as an event is thrown.

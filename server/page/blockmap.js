@@ -186,7 +186,9 @@ export class BlockMap {
 
   // Says what is pointed at.
   #read() {
-    const text = this.#at === null || this.#at >= this.#numCells ? this.#summary() : this.#describe(this.#at);
+    const points = this.#at !== null && this.#at < this.#numCells;
+    const text = points ? this.#describe(this.#at) : this.#summary();
+    this.readout.setAttribute("aria-live", points ? "polite" : "off"); // the summary changes twice a second
     if (this.readout.textContent !== text) this.readout.textContent = text;
   }
 

@@ -78,7 +78,7 @@ class RunningServer:
         self.http.close()
         self.openai.close()
         self.server.should_exit = True
-        self.thread.join(15)
+        self.thread.join(60)
         assert not self.thread.is_alive()
 
 
@@ -112,7 +112,8 @@ def _not_json(constant: str) -> None:
     raise AssertionError(f"{constant} is not JSON")
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 10.0) -> None:
+def wait_for(condition: Callable[[], object], seconds: float = 60.0) -> None:
+    """Gives up late: what comes at once on an idle machine may take long on a busy one."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "not within the time"

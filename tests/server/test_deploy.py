@@ -168,6 +168,8 @@ def test_kubernetes_objects_name_each_other(http) -> None:
     assert POD["containers"][0]["env"][0]["name"] == API_KEY_VARIABLE
     monitor = documents("kubernetes/podmonitor.yaml")["PodMonitor"]["spec"]
     assert monitor["selector"]["matchLabels"] == labels
+    (job,) = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())["scrape_configs"]
+    assert labels[monitor["jobLabel"]] == job["job_name"]  # the alerts select by it
     (endpoint,) = monitor["podMetricsEndpoints"]
     assert endpoint["port"] == port["name"]
     assert endpoint["authorization"]["credentials"]["key"] in secret["stringData"]
@@ -184,6 +186,8 @@ def test_kserve(http) -> None:
         get = container[probe]["httpGet"]
         assert get["port"] == config.port and http.get(get["path"]).status_code == 200
     assert KSERVE_SERVICE["terminationGracePeriodSeconds"] > config.shutdown_timeout
+    service = documents("kserve/service.yaml")["InferenceService"]["metadata"]
+    assert service["annotations"]["serving.kserve.io/deploymentMode"] == "RawDeployment"  # Knative refuses that field
     model = KSERVE_SERVICE["model"]
     assert model["runtime"] == documents("kserve/runtime.yaml")["ServingRuntime"]["metadata"]["name"]
     assert model["modelFormat"]["name"] in {format_["name"] for format_ in KSERVE_POD["supportedModelFormats"]}

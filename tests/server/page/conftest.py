@@ -9,11 +9,13 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
 from tests.server.conftest import EOS, LiveServer, RunningServer
 
 NEEDED = "JAXPAGED_NEEDS_CHROMIUM"  # set where a missing browser is a failure
+PATIENCE = 60_000  # milliseconds; a busy machine may need some
+expect.set_options(timeout=PATIENCE)
 _ARGUMENTS = ["--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]
 
 
@@ -40,7 +42,7 @@ class Tab:
     def __init__(self, browser: Browser, url: str, *, width: int = 1280, height: int = 800, **options: Any):
         self.url, self.complaints, self.hosts = url, [], set()
         self._context = browser.new_context(viewport={"width": width, "height": height}, **options)
-        self._context.set_default_timeout(15_000)
+        self._context.set_default_timeout(PATIENCE)
         self.page: Page = self._context.new_page()
         self.page.on("console", lambda m: self.complaints.append(m.text) if m.type in ("error", "warning") else None)
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))

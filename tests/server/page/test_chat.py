@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from playwright.sync_api import Route, expect
 
 from tests.server.conftest import wait_for
@@ -41,7 +42,7 @@ def test_the_answer_comes_piece_by_piece(live, tab) -> None:
 
 
 def test_stop_frees_the_engine_and_keeps_what_came(live, tab) -> None:
-    play(live, "tick " * 90, delay=0.02)
+    play(live, "tick " * 90, delay=0.05)
     page = tab(live).open()
     say(page, "Go")
     expect(answer(page).locator(".text").last).to_contain_text("tick tick")
@@ -61,7 +62,7 @@ def test_stop_frees_the_engine_and_keeps_what_came(live, tab) -> None:
 
 
 def test_a_new_chat_knows_nothing_of_the_one_that_it_ends(live, tab) -> None:
-    play(live, "tick " * 90, delay=0.02)
+    play(live, "tick " * 90, delay=0.05)
     page = tab(live).open()
     say(page, "The first one")
     expect(answer(page).locator(".text").last).to_contain_text("tick tick")
@@ -119,6 +120,25 @@ def test_options_are_sent_and_faults_are_told(live, tab) -> None:
     page.press("#prompt", "Enter")
     expect(answer(page).locator("footer")).to_contain_text("finish length")
     expect(page.locator(".error")).to_have_count(0)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "said"),
+    [
+        (429, '{"error": {"message": "Too many <b>requests</b>"}}', "Too many <b>requests</b>"),
+        (502, "<html>Bad gateway</html>", "The server answered with status 502."),
+        (503, '{"error": "no backend"}', "no backend"),
+        (504, '{"error": {}}', "The server answered with status 504."),
+    ],
+)
+def test_every_refusal_is_told(live, tab, status, body, said) -> None:
+    """Whether the server refuses, or a proxy before it, in its own form."""
+    page = tab(live, allowed=f"status of {status}").open("/#chat")
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(status=status, body=body))
+    say(page, "Hello")
+    expect(page.locator(".error")).to_have_text(said)
+    expect(page.locator("#prompt")).to_have_value("Hello")
+    expect(page.locator(".turn")).to_have_count(0)
 
 
 def test_a_key_is_asked_for_and_kept_in_the_tab_only(start, tab) -> None:

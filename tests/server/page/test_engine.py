@@ -18,7 +18,7 @@ from tests.server.page.conftest import answer, play, say
 
 
 def test_the_engine_view_shows_requests_and_their_blocks(live, tab) -> None:
-    play(live, "abc " * 100, delay=0.02)
+    play(live, "abc " * 100, delay=0.1)  # longer than all that is looked at
     page = tab(live, width=1400).open("/#both")
     expect(page.locator("#f-running")).to_have_text("0")
     expect(page.locator("#map")).to_have_attribute("data-owned", "0")
@@ -61,7 +61,7 @@ def test_nobody_asks_for_the_state_while_it_is_not_shown(live, tab) -> None:
 
 
 def test_samples_of_one_request_share_their_blocks(live, tab) -> None:
-    play(live, "abc " * 100, delay=0.02)
+    play(live, "abc " * 100, delay=0.1)
     page = tab(live).open("/#engine")
     body = {"prompt": "x" * 100, "n": 3, "max_tokens": 300, "stream": True}
     with live.http.stream("POST", "/v1/completions", json=body) as stream:
@@ -102,9 +102,11 @@ def test_large_and_small_pools_have_a_map(start, tab, num_blocks: int) -> None:
     box = page.locator("#map").bounding_box()
     assert box and box["height"] <= 330 and box["width"] <= 1280
     assert ("a cell is" in (page.locator("#readout").text_content() or "")) == (num_blocks > 100)
+    expect(page.locator("#readout")).to_have_attribute("aria-live", "off")  # it changes with every state
     page.focus("#map")
     page.keyboard.press("End")
     expect(page.locator("#readout")).to_contain_text(str(num_blocks))
+    expect(page.locator("#readout")).to_have_attribute("aria-live", "polite")
 
 
 def test_over_a_real_engine(tmp_path_factory, tab) -> None:
