@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import pydantic_core
@@ -19,6 +20,7 @@ MAX_NUM_VALUES = 1 << 21
 MAX_NUM_CONTAINERS = 1 << 18
 LONG_BODY = 64 << 10  # bytes from which on it is checked in another thread
 M = TypeVar("M", bound=BaseModel)
+T = TypeVar("T")
 
 
 async def read_body(http: Request, model: type[M]) -> M:
@@ -30,14 +32,20 @@ async def read_body(http: Request, model: type[M]) -> M:
     """
     _check_headers(http)
     raw = await _bytes(http)
-    if len(raw) < LONG_BODY:
-        body = _checked(raw, model)
-    else:
-        body = await asyncio.to_thread(_checked, raw, model)
+    http.state.has_long_body = len(raw) >= LONG_BODY
+    body = await beside(http, lambda: _checked(raw, model))
     tenant = getattr(http.state, "tenant", None)
     if tenant is not None and "cache_salt" in model.model_fields:
         body.cache_salt = tenant_salt(tenant, body.cache_salt)  # type: ignore[attr-defined]
     return body
+
+
+async def beside(http: Request, work: Callable[[], T]) -> T:
+    """The result of `work`, done beside the event loop if the body is long: it may hold megabytes of whatever it holds.
+
+    Call it when the body has been read.
+    """
+    return await asyncio.to_thread(work) if http.state.has_long_body else work()
 
 
 def _check_headers(http: Request) -> None:

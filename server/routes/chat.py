@@ -13,7 +13,7 @@ from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.engine.async_llm import PreparedRequest
 from jaxpaged.engine.output import RequestOutput
 from server.answers import Failures, json_answer
-from server.body import read_body
+from server.body import beside, read_body
 from server.chat_choices import ChatChoices
 from server.chat_plan import ChatPlan
 from server.convert import Usage, named_as_sent, sampling_params, total_usage
@@ -34,10 +34,9 @@ async def create_chat_completion(http: Request) -> Response:
     state.check(body.model)
     kind = "chat.completion.chunk" if body.stream else "chat.completion"
     head = state.head(http, body, "chatcmpl", kind)
-    plan = ChatPlan(body, state.chat_formats, state.config, state.llm.tokenizer)
     with named_as_sent(body):
-        params = sampling_params(body, state.config.override_generation_config)
-        prepared = await unless_gone(http, _prepare(state, body, plan, params, head["id"]))
+        plan, params = await beside(http, lambda: _planned(state, body))
+        prepared = await unless_gone(http, _prepare(http, body, plan, params, head["id"]))
     choices = _choices(state, body, plan)
     stream = state.llm.stream(prepared)
     failures = Failures(params.n, head["id"])
@@ -56,11 +55,18 @@ async def create_chat_completion(http: Request) -> Response:
     return await json_answer(answer, outputs)
 
 
+def _planned(state: Serving, body: ChatCompletionRequest) -> tuple[ChatPlan, SamplingParams]:
+    plan = ChatPlan(body, state.chat_formats, state.config, state.llm.tokenizer)
+    return plan, sampling_params(body, state.config.override_generation_config)
+
+
 async def _prepare(
-    state: Serving, body: ChatCompletionRequest, plan: ChatPlan, params: SamplingParams, request_id: str
+    http: Request, body: ChatCompletionRequest, plan: ChatPlan, params: SamplingParams, request_id: str
 ) -> PreparedRequest:
-    ids = await state.llm.render_chat(plan.messages, **plan.template_options)
-    return await state.prepare(body, ids, plan.sampling_params(params, ids), request_id)
+    state = serving(http)
+    messages = await beside(http, lambda: plan.messages)
+    ids = await state.llm.render_chat(messages, **plan.template_options)
+    return await state.prepare(body, ids, await beside(http, lambda: plan.sampling_params(params, ids)), request_id)
 
 
 def _choices(state: Serving, body: ChatCompletionRequest, plan: ChatPlan) -> ChatChoices:

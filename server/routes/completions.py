@@ -13,7 +13,7 @@ from fastapi.responses import Response
 from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.engine.async_llm import PreparedRequest
 from server.answers import LONG, Failures, json_answer, length
-from server.body import read_body
+from server.body import beside, read_body
 from server.completion_choices import CompletionChoices
 from server.convert import Usage, named_as_sent, sampling_params, total_usage
 from server.protocol.completions import CompletionRequest
@@ -32,7 +32,7 @@ async def create_completion(http: Request) -> Response:
     state.check(body.model)
     head = state.head(http, body, "cmpl", "text_completion")
     with named_as_sent(body):
-        params = sampling_params(body, state.config.override_generation_config)
+        params = await beside(http, lambda: sampling_params(body, state.config.override_generation_config))
         prepared = await unless_gone(http, _prepare(state, body, params, head["id"]))
     form = state.logprob_format(body)
     texts = [await _echo(state, body, p) for p in prepared]

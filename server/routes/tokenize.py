@@ -9,7 +9,7 @@ import msgspec
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from server.body import read_body
+from server.body import beside, read_body
 from server.chat_plan import ChatPlan
 from server.protocol.fields import body_schema
 from server.protocol.tokenize import DetokenizeRequest, TokenizeRequest
@@ -25,7 +25,7 @@ async def tokenize(http: Request) -> Response:
     body = await read_body(http, TokenizeRequest)
     state = serving(http)
     state.check(body.model)
-    ids = await unless_gone(http, _encode(state, body))
+    ids = await unless_gone(http, _encode(http, body))
     names = await asyncio.to_thread(_names, state, ids) if body.return_token_strs else None
     max_model_len = state.llm.config.max_model_len
     return _json({"count": len(ids), "max_model_len": max_model_len, "tokens": ids, "token_strs": names})
@@ -41,11 +41,12 @@ async def detokenize(http: Request) -> Response:
     return _json({"prompt": text})
 
 
-async def _encode(state: Serving, body: TokenizeRequest) -> list[int]:
+async def _encode(http: Request, body: TokenizeRequest) -> list[int]:
+    state = serving(http)
     if body.prompt is not None:
         return await state.llm.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
-    plan = ChatPlan(body.chat(), state.chat_formats, state.config, state.llm.tokenizer)
-    return await state.llm.render_chat(plan.messages, **plan.template_options)
+    plan = await beside(http, lambda: ChatPlan(body.chat(), state.chat_formats, state.config, state.llm.tokenizer))
+    return await state.llm.render_chat(await beside(http, lambda: plan.messages), **plan.template_options)
 
 
 def _names(state: Serving, ids: list[int]) -> list[str]:
