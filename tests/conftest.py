@@ -1,6 +1,8 @@
 """What every test can count on: JAX on the CPU, no hub, caches of the test session's own."""
 
+import atexit
 import os
+import shutil
 import tempfile
 
 # Before anything imports jax or transformers. Caches go to a folder of the session's own: tests neither read what an
@@ -8,4 +10,6 @@ import tempfile
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
-os.environ.setdefault("XDG_CACHE_HOME", tempfile.mkdtemp(prefix="jaxpaged-tests-"))
+if "XDG_CACHE_HOME" not in os.environ:  # pytest's workers have that of the process that started them
+    os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="jaxpaged-tests-")
+    atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
