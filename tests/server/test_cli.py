@@ -237,9 +237,6 @@ SERVE = textwrap.dedent(
 )
 
 
-CERTIFICATE = ROOT / "tests" / "server" / "localhost.pem"  # self-signed, with its key
-
-
 class Process:
     """`jaxpaged serve`, with a client."""
 
@@ -258,20 +255,32 @@ class Process:
         return self.client.get("/health").status_code == 200
 
 
+def self_signed(folder: Path) -> tuple[Path, Path]:
+    """A certificate for localhost, and its key."""
+    certificate, key = folder / "certificate.pem", folder / "key.pem"
+    made = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=localhost"
+    names = ["-addext", "subjectAltName=DNS:localhost", "-out", certificate, "-keyout", key]
+    subprocess.run([*made.split(), *names], check=True, capture_output=True)
+    return certificate, key
+
+
 def over_tls(folder: Path) -> Process:
     """On a port, its options in a file."""
+    certificate, key = self_signed(folder)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     file = folder / "options.yaml"
-    file.write_text(f"port: {port}\nssl-certfile: {CERTIFICATE}\noverride-generation-config: {{top_k: 1}}\n")
-    trusted = ssl.create_default_context(cafile=CERTIFICATE)
-    client = httpx.Client(base_url=f"https://localhost:{port}", verify=trusted, trust_env=False, timeout=30)
+    file.write_text(
+        f"port: {port}\nssl-certfile: {certificate}\nssl-keyfile: {key}\noverride-generation-config: {{top_k: 1}}\n"
+    )
+    trusted = ssl.create_default_context(cafile=certificate)
+    client = httpx.Client(base_url=f"https://localhost:{port}", verify=trusted, trust_env=False, timeout=120)
     return Process(client, ("127.0.0.1", port), "--config", str(file))
 
 
 def over_unix_socket(folder: Path) -> Process:
     path = str(folder / "server.sock")
-    client = httpx.Client(base_url="http://localhost", transport=httpx.HTTPTransport(uds=path), timeout=30)
+    client = httpx.Client(base_url="http://localhost", transport=httpx.HTTPTransport(uds=path), timeout=120)
     return Process(client, path, "--uds", path)
 
 
@@ -282,7 +291,7 @@ def processes(tmp_path_factory):
     both = [over_tls(folder), over_unix_socket(folder)]
     try:
         for process in both:
-            wait_for(process.ready, 120)
+            wait_for(process.ready, 300)
         yield both
     finally:
         for process in both:
@@ -302,7 +311,7 @@ def test_serve_drains_on_sigterm(processes) -> None:
         child.send_signal(signal.SIGTERM)
         lines += [line for line in iterator if line]
     assert '"completion_tokens":50' in lines[-2] and lines[-1] == "data: [DONE]"
-    assert child.wait(20) == 0
+    assert child.wait(60) == 0
     page = child.stderr.read()
     for part in (
         "served as tiny",
@@ -321,6 +330,6 @@ def test_serve_exits_when_the_engine_dies(processes) -> None:
     headers = {"Authorization": "Bearer secret"}
     answer = client.post("/v1/completions", json={"prompt": "fail", "max_tokens": 50}, headers=headers)
     assert answer.status_code == 503 and client.get("/health").status_code == 503
-    assert child.wait(20) == 1
+    assert child.wait(60) == 1
     text = child.stderr.read()
     assert "device lost" in text and "listening    unix:/" in text and "secret" not in text
