@@ -30,8 +30,9 @@ def model_pooling(source: ModelSource) -> str:
         return "+".join(more)
     config = _read(source.path / "1_Pooling" / "config.json", {})
     modes = [key for key, value in config.items() if key.startswith("pooling_mode_") and value is True]
-    named = config.get("pooling_mode") or "+".join(mode.removeprefix("pooling_mode_") for mode in modes)
-    return _KINDS.get(named, str(named)) or DEFAULT
+    named = config.get("pooling_mode") or [mode.removeprefix("pooling_mode_") for mode in modes]
+    name = "+".join(map(str, named)) if isinstance(named, list) else str(named)
+    return _KINDS.get(name, name) or DEFAULT
 
 
 def _modules(folder: Path) -> list[str]:

@@ -41,6 +41,8 @@ def modes(*true: str) -> dict[str, Any]:
         (modes("mean_tokens", "max_tokens"), "mean_tokens+max_tokens"),
         ({"pooling_mode": "mean", "embedding_dimension": 64}, "mean"),
         ({"pooling_mode": "cls"}, "cls"),
+        ({"pooling_mode": ["mean"]}, "mean"),
+        ({"pooling_mode": ["cls", "mean"]}, "cls+mean"),
     ],
 )
 def test_sentence_transformers(tmp_path, config, expected):
