@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import threading
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
@@ -64,7 +65,8 @@ class AsyncLLM:
         self._closing = False
         self._preparation = Preparation(client, tokenizer)
         self._delivery = Delivery(client, tokenizer, self.observers)
-        self._calls = Calls(client)
+        self._calls = Calls(client, self._check_alive)
+        self._dying = threading.Lock()  # several cores may fail at once
         client.start(self._receive, self._die)
 
     @property
@@ -193,25 +195,21 @@ class AsyncLLM:
 
     async def reset_prefix_cache(self) -> None:
         """Forgets every cached prefix. Live requests go on."""
-        await self._call("reset_prefix_cache")
+        await self._calls.every_core("reset_prefix_cache")
 
     async def snapshot(self) -> list[EngineSnapshot]:
         """What each core holds, between two of its steps."""
-        return await self._call("snapshot")
+        return await self._calls.every_core("snapshot")
 
     async def start_profile(self, folder: str) -> None:
         """Records what the device does; of several cores, each into a folder of its own there."""
-        if self._client.num_cores == 1:
-            await self._calls.one(0, "start_profile", folder)
-        else:
-            cores = range(self._client.num_cores)
-            await asyncio.gather(
-                *(self._calls.one(i, "start_profile", os.path.join(folder, f"core-{i}")) for i in cores)
-            )
+        count = self._client.num_cores
+        folders = [folder] if count == 1 else [os.path.join(folder, f"core-{i}") for i in range(count)]
+        await asyncio.gather(*(self._calls.one(i, "start_profile", folder) for i, folder in enumerate(folders)))
 
     async def stop_profile(self) -> None:
         """Writes the record to its folder."""
-        await self._call("stop_profile")
+        await self._calls.every_core("stop_profile")
 
     async def shutdown(self, timeout: float | None = 30.0) -> None:
         """Refuses new requests, waits up to `timeout` seconds for live ones, aborts the rest, ends the cores."""
@@ -230,10 +228,6 @@ class AsyncLLM:
         self._preparation.close()
         self._client.close()
         self._fail_all(EngineDeadError("the engine was shut down"))
-
-    async def _call(self, method: str) -> list[Any]:
-        self._check_alive()
-        return await self._calls.every_core(method)
 
     def _check_alive(self) -> None:
         if not self.is_healthy:
@@ -257,7 +251,8 @@ class AsyncLLM:
             self._calls.answer(message)
 
     def _die(self, core: int, error: BaseException) -> None:
-        first, self.error = self.error is None, self.error or error
+        with self._dying:
+            first, self.error = self.error is None, self.error or error
         logger.critical("engine core %d has failed; its requests fail with it", core, exc_info=error)
         self._fail_all(self._dead_error(), core)
         if first and self._on_death is not None:

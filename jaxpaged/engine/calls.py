@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,8 +35,9 @@ class _Waiting:
 class Calls:
     """Calls that wait for their answers."""
 
-    def __init__(self, client: EngineCoreClient):
-        self._client = client
+    def __init__(self, client: EngineCoreClient, check_alive: Callable[[], None]):
+        """Args: check_alive: raises if no answer may come any more."""
+        self._client, self._check_alive = client, check_alive
         self._numbers = itertools.count()
         self._waiting: dict[int, _Waiting] = {}
 
@@ -52,6 +54,7 @@ class Calls:
         waiting = self._waiting[number] = _Waiting(loop, loop.create_future())
         try:
             self._client.call(core, Call(number, method, list(arguments)))
+            self._check_alive()  # what ended meanwhile, in another thread, may have missed this call
             return await waiting.future
         finally:
             self._waiting.pop(number, None)
