@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
+import operator
+import threading
 import time
 from collections import deque
 from typing import TYPE_CHECKING
@@ -36,6 +39,9 @@ class Delivery:
         self.stats = [EngineStats() for _ in range(client.num_cores)]
         self._client, self._observers = client, observers
         self._processor = OutputProcessor(tokenizer, in_slices=True)
+        self._lock = threading.Lock()  # of the processor's `tokens`, and of:
+        self._told = [(0, stats) for stats in self.stats]  # the latest that observers know, and its number
+        self._numbers = itertools.count(1)  # of messages
         self._behind: dict[asyncio.AbstractEventLoop, deque[str]] = {}  # ids that wait for `_describe`
         self._loop: asyncio.AbstractEventLoop | None = None  # the last one that submitted something
 
@@ -44,6 +50,7 @@ class Delivery:
     def receive_updates(self, core: int, message: Updates) -> None:
         """Hands a step's updates to the event loops of their readers: one loop, as a rule."""
         self.stats[core] = message.stats
+        number = next(self._numbers)
         by_loop: dict[asyncio.AbstractEventLoop, list[RequestUpdate]] = {}
         if self._loop is not None:
             by_loop[self._loop] = []
@@ -53,7 +60,7 @@ class Delivery:
                 by_loop.setdefault(stream.loop, []).append(update)
         for loop, theirs in by_loop.items():
             try:
-                loop.call_soon_threadsafe(self._deliver, core, theirs, message.stats)
+                loop.call_soon_threadsafe(self._deliver, core, number, theirs, message.stats)
             except RuntimeError:  # that loop has been closed, its readers are gone
                 self._loop = None if loop is self._loop else self._loop
                 for update in theirs:
@@ -106,9 +113,12 @@ class Delivery:
             self._abort_in_core(internal_id)
             self._end(internal_id)
 
-    def _deliver(self, core: int, updates: list[RequestUpdate], stats: EngineStats) -> None:
-        outputs, to_abort = self._processor.process(updates)
-        self._observers.on_step(core, stats, self._processor.tokens)
+    def _deliver(self, core: int, number: int, updates: list[RequestUpdate], stats: EngineStats) -> None:
+        with self._lock:
+            outputs, to_abort = self._processor.process(updates)
+            # Of several loops one may be late: counters do not go back.
+            self._told[core] = max(self._told[core], (number, stats), key=operator.itemgetter(0))
+            self._observers.on_step(core, self._told[core][1], self._processor.tokens)
         self._hand_out(outputs, to_abort)
         behind = [u.request_id for u in updates if u.prompt_logprobs]
         if behind:

@@ -145,7 +145,7 @@ class _LiveRequest:
             self._prompt_description = PromptDescription(
                 request.prompt_token_ids, prompt, params, describer, prompt_offsets
             )
-        self._prompt_sent = False
+        self._prompt_sent = self._prompt_counted = False
         self._compared = params.num_samples > params.n  # only the best are sent, so nothing before the end
         self._kind = "final" if self._compared else params.output_kind
         self._num_cached_tokens = 0
@@ -181,7 +181,8 @@ class _LiveRequest:
         metrics, num_new = self._metrics, sample.consume(update)
         if metrics.scheduled_time is None and update.queue_seconds is not None:
             metrics.scheduled_time = metrics.arrival_time + update.queue_seconds
-        if metrics.first_token_time is None and (num_new or update.finish_reason in ("stop", "length")):
+        if not self._prompt_counted and (num_new or update.finish_reason in ("stop", "length")):
+            self._prompt_counted = True
             tokens.num_prompt_tokens += len(self._prompt_token_ids)
             tokens.num_cached_tokens += self._num_cached_tokens
         if num_new:
