@@ -20,7 +20,7 @@ from jaxpaged.errors import InvalidRequestError
 from jaxpaged.progress import ProgressBars
 from jaxpaged.text.chat import render_chat
 from jaxpaged.text.tokenizer import Tokenizer
-from server.options import engine_config_of
+from server.options.flags import engine_config_of
 
 
 def chat(arguments: argparse.Namespace) -> int:

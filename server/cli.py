@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from jaxpaged import __version__
 from jaxpaged.errors import JaxPagedError
 from server.commands import add_chat_command, add_serve_command
-from server.options import nearest
+from server.options.flags import nearest
 
 
 def main(argv: Sequence[str] | None = None) -> int:

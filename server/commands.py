@@ -6,9 +6,9 @@ import argparse
 from typing import Any
 
 from jaxpaged.config import EngineConfig
-from server.option_file import read_options
-from server.options import API_KEY_VARIABLE, add_flags, engine_config_of, flags, server_config_of
-from server.vllm_flags import add_vllm_flags
+from server.options.file import read_options
+from server.options.flags import API_KEY_VARIABLE, add_flags, engine_config_of, flags, server_config_of
+from server.options.vllm import add_vllm_flags
 
 _MODEL = '"demo", a local folder, a .gguf file, or a Hugging Face name'
 # What matters to one conversation: nothing of queues, neighbours and log-probabilities.

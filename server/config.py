@@ -1,4 +1,4 @@
-"""Server options: one frozen record. The flags of `jaxpaged serve` are made from it; see `server.options`."""
+"""Server options: one frozen record. The flags of `jaxpaged serve` are made from it; see `server.options.flags`."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from jaxpaged.engine.load import load_engine
 from jaxpaged.errors import ConfigError
 from server.cli import main, parse
 from server.config import ServerConfig
-from server.options import engine_config_of, server_config_of
+from server.options.flags import engine_config_of, server_config_of
 from tests import tiny_tokenizers
 from tests.fake_engine import FakeEngine
 from tests.server.conftest import wait_for
@@ -208,7 +208,7 @@ def test_logits_processors_are_imported_by_name() -> None:
     name = f"{__name__}:HALVE"
     arguments = parse(["serve", "m", "--logits-processors", name, name])
     assert engine_config_of(arguments).logits_processors == (name, name)  # for the engine's process to import
-    for wrong in ("no.such.module:HALVE", f"{__name__}:NOTHING", "HALVE", ":", "server.options:"):
+    for wrong in ("no.such.module:HALVE", f"{__name__}:NOTHING", "HALVE", ":", "server.options.flags:"):
         with pytest.raises(ConfigError, match=re.escape(repr(wrong))):
             load_engine(EngineConfig(model="m", logits_processors=(wrong,)))
 

@@ -18,7 +18,7 @@ from fastapi.testclient import TestClient
 
 from server.cli import parse
 from server.config import ServerConfig
-from server.options import API_KEY_VARIABLE, engine_config_of, server_config_of
+from server.options.flags import API_KEY_VARIABLE, engine_config_of, server_config_of
 from tests import tiny_tokenizers
 from tests.fake_engine import FakeEngine
 

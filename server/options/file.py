@@ -9,8 +9,8 @@ from typing import Any
 import yaml
 
 from jaxpaged.errors import ConfigError
-from server.options import Flag, nearest
-from server.vllm_flags import ALONE, VLLM_FLAGS, refusal
+from server.options.flags import Flag, nearest
+from server.options.vllm import ALONE, VLLM_FLAGS, refusal
 
 MAX_BYTES = 64 * 1024
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxpaged.config import DTYPES, IMPLEMENTATIONS, POLICIES, EngineConfig
-from server import option_values
 from server.config import LOG_LEVELS, ServerConfig
+from server.options import values
 from server.reasoning import REASONING_FORMATS
 from server.tools.formats import TOOL_FORMATS
 
@@ -79,11 +79,11 @@ _SAME_VALUE: dict[str, dict[str, str | None]] = {
 }
 
 _PARSERS: dict[Any, Callable[[str], Any]] = {
-    bool: option_values.boolean,
-    int: option_values.integer,
-    float: option_values.number,
+    bool: values.boolean,
+    int: values.integer,
+    float: values.number,
     str: str,
-    dict: option_values.json_object,
+    dict: values.json_object,
 }
 _METAVARS = {int: "N", float: "X", str: "TEXT", dict: "JSON"}
 
@@ -135,7 +135,7 @@ class Flag:
         if text in same:
             return same[text]
         if self.many:
-            return option_values.strings(text)
+            return values.strings(text)
         choices = _CHOICES.get(self.field)
         if choices and text not in choices:
             raise ValueError(f"{text!r} is none of {', '.join(choices)}")

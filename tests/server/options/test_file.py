@@ -7,8 +7,8 @@ import pytest
 from jaxpaged.config import EngineConfig
 from server.cli import main, parse
 from server.config import ServerConfig
-from server.option_file import MAX_BYTES
-from server.options import engine_config_of, server_config_of
+from server.options.file import MAX_BYTES
+from server.options.flags import engine_config_of, server_config_of
 
 
 @pytest.fixture

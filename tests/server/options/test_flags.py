@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from jaxpaged.config import EngineConfig
-from server import option_values
 from server.cli import main, parse
 from server.config import ServerConfig
-from server.options import API_KEY_VARIABLE, engine_config_of, flags, server_config_of
-from server.vllm_flags import ALONE, VLLM_FLAGS
+from server.options import values
+from server.options.flags import API_KEY_VARIABLE, engine_config_of, flags, server_config_of
+from server.options.vllm import ALONE, VLLM_FLAGS
 
 
 @pytest.mark.parametrize(
@@ -18,19 +18,19 @@ from server.vllm_flags import ALONE, VLLM_FLAGS
      ("-1", -1), ("1.5K", 1536), (" 7 ", 7)],
 )  # fmt: skip
 def test_whole_numbers_may_be_short(text, value) -> None:
-    assert option_values.integer(text) == value
+    assert values.integer(text) == value
 
 
 @pytest.mark.parametrize("text", ["", "k", "1.5", "1e3", "0x10", "1kk", "1 k", "1,000", "1.0001k", "nan", "9" * 30])
 def test_what_is_no_whole_number(text) -> None:
     with pytest.raises(ValueError, match="no whole number"):
-        option_values.integer(text)
+        values.integer(text)
 
 
 @pytest.mark.parametrize("text", ["nan", "inf", "-inf", "x", ""])
 def test_what_is_no_number(text) -> None:
     with pytest.raises(ValueError, match="no number"):
-        option_values.number(text)
+        values.number(text)
 
 
 @pytest.mark.parametrize(
