@@ -138,7 +138,7 @@ class BoundedConnection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self._in_body:
+        if self._in_body and self.cycle.response_complete:  # else it is the body of a request behind this one
             self.loop.call_later(SECONDS_TO_LINGER, self._close_unless_read, self.cycle)
             self.flow.resume_reading()
         if self.transport.get_write_buffer_size():
