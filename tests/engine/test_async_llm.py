@@ -44,7 +44,7 @@ def play(engine: FakeEngine, test: Callable[[AsyncLLM], Coroutine[Any, Any, None
     async def main() -> None:
         llm = AsyncLLM(InProcessClient(engine, TOKENIZER), TOKENIZER, **options)
         try:
-            await asyncio.wait_for(test(llm), timeout=20)
+            await asyncio.wait_for(test(llm), timeout=120)
         finally:
             await llm.shutdown(timeout=0)
         assert llm.num_unfinished == 0 and not llm._client._loop.is_alive()
@@ -187,7 +187,7 @@ class SlowGrammars:
         return GrammarCompiler(TOKENIZER, TOKENIZER.vocab_size, [EOS]).compile(wanted) if wanted.choice else None
 
     def compile(self, wanted: StructuredOutputs, **_: Any) -> Any:
-        assert self.go.wait(20)
+        assert self.go.wait(120)
         if wanted.regex == "bad":
             raise InvalidRequestError("regex: bad", param="structured_outputs")
         return GrammarCompiler(TOKENIZER, TOKENIZER.vocab_size, [EOS]).compile(wanted)
@@ -220,7 +220,7 @@ def test_slow_chat_templates_delay_no_text(monkeypatch) -> None:
     go = threading.Event()
 
     def slow(*_: Any, **__: Any) -> list[int]:
-        assert go.wait(20)
+        assert go.wait(120)
         return [5]
 
     async def test(llm: AsyncLLM) -> None:
@@ -247,7 +247,7 @@ def test_shutdown_does_not_wait_for_grammars() -> None:
         await asyncio.sleep(0.1)
         start = time.monotonic()
         await llm.shutdown()
-        assert time.monotonic() - start < 3
+        assert time.monotonic() - start < 10
         results = await asyncio.gather(*tasks, return_exceptions=True)
         assert [type(r) for r in results] == [EngineDeadError] * 8
         child = llm._preparation._grammars._vocabulary.checker._child
@@ -271,7 +271,7 @@ def test_readers_in_other_event_loops_are_told_there() -> None:
         put, threads = stream.put, []
         stream.put = lambda output: (threads.append(threading.current_thread()), put(output))
         await llm.shutdown(timeout=0)
-        await asyncio.get_running_loop().run_in_executor(None, thread.join, 5)
+        await asyncio.get_running_loop().run_in_executor(None, thread.join, 60)
         assert set(threads) == {thread} and told[-1] == "abort"
 
     asyncio.run(main())

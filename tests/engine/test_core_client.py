@@ -37,7 +37,7 @@ class Front:
         asyncio.run_coroutine_threadsafe(self._play(test), self.loop).result(60)
 
     async def _play(self, test: Callable[[AsyncLLM], Coroutine[Any, Any, None]]) -> None:
-        await asyncio.wait_for(test(self.llm), 30)
+        await asyncio.wait_for(test(self.llm), 120)
         while any(snapshot.requests for snapshot in await self.llm.snapshot()):
             await asyncio.sleep(0.005)
         assert self.llm.is_healthy and self.llm.num_unfinished == 0

@@ -153,7 +153,7 @@ def test_a_grammar_that_fails_ends_its_own_sample(make_engine, solo, overlap, fa
 def test_a_request_whose_time_is_over_ends_as_it_is(make_engine, solo, overlap) -> None:
     engine = make_engine(overlap=overlap)
     late = engine.make_request("late", prompt(9), greedy(timeout=0.0))
-    slow = engine.make_request("slow", prompt(9), greedy(timeout=0.3, max_tokens=100))
+    slow = engine.make_request("slow", prompt(9), greedy(timeout=1.0, max_tokens=100))
     answers = play(
         engine, late, slow, engine.make_request("plain", prompt(20), GREEDY), each_step=lambda _: time.sleep(0.02)
     )

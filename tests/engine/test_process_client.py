@@ -33,7 +33,8 @@ from tests.scripted_core import LOAD, TOKENIZER
 LONG = SamplingParams(max_tokens=400)
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 20.0) -> None:
+def wait_for(condition: Callable[[], object], seconds: float = 60.0) -> None:
+    """Gives up late: what comes at once on an idle machine may take long on a busy one."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "not within the time"
@@ -46,6 +47,10 @@ def is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
         return False
+
+
+def modes(folder: Path) -> dict[str, int]:
+    return {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()}
 
 
 def started(model: str = "echo", num_cores: int = 1) -> ProcessClient:
@@ -91,7 +96,7 @@ def test_closing_while_it_loads_takes_no_time() -> None:
     begin = time.monotonic()
     client.close()
     client.close()
-    assert time.monotonic() - begin < 5 and not is_alive(client.pids[0]) and not client._folder.exists()
+    assert time.monotonic() - begin < 30 and not is_alive(client.pids[0]) and not client._folder.exists()
 
 
 def test_what_cannot_be_sent_is_a_wrong_option() -> None:
@@ -125,7 +130,7 @@ def test_a_killed_core_fails_its_requests_at_once_and_no_others() -> None:
         begin = time.monotonic()
         os.kill(client.pids[1], signal.SIGKILL)
         _, others = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-        assert time.monotonic() - begin < 2 and len(others) >= 2
+        assert time.monotonic() - begin < 10 and len(others) >= 2
         assert not llm.is_healthy and len(deaths) == 1
         results = await asyncio.gather(*tasks, return_exceptions=True)
         failed = [r for r in results if isinstance(r, EngineDeadError)]
@@ -159,8 +164,8 @@ def test_a_core_that_fails_says_why(prompt, message) -> None:
             await other
         await llm.shutdown(5)
 
-    with ready("echo delay=0.001") as client:
-        asyncio.run(asyncio.wait_for(test(client), 20))
+    with ready("echo delay=0.01") as client:
+        asyncio.run(asyncio.wait_for(test(client), 120))
 
 
 def test_a_core_that_hangs_is_ended_all_the_same() -> None:
@@ -173,12 +178,12 @@ def test_a_core_that_hangs_is_ended_all_the_same() -> None:
         await asyncio.sleep(0.05)
         begin = time.monotonic()
         await llm.shutdown(timeout=0.1)
-        assert time.monotonic() - begin < 8
+        assert time.monotonic() - begin < 30
         results = await asyncio.gather(task, call, return_exceptions=True)
         assert isinstance(results[1], EngineDeadError)
 
     with ready() as client:
-        asyncio.run(asyncio.wait_for(test(client), 30))
+        asyncio.run(asyncio.wait_for(test(client), 120))
 
 
 def test_a_stopped_core_is_killed() -> None:
@@ -186,7 +191,7 @@ def test_a_stopped_core_is_killed() -> None:
         os.kill(client.pids[0], signal.SIGSTOP)
         begin = time.monotonic()
         client.close()
-        assert time.monotonic() - begin < 9
+        assert time.monotonic() - begin < 30
 
 
 def test_what_is_none_of_ours_is_dropped_and_logged(tmp_path, caplog) -> None:
@@ -200,9 +205,7 @@ def test_what_is_none_of_ours_is_dropped_and_logged(tmp_path, caplog) -> None:
     async def test(client: ProcessClient) -> None:
         llm, folder = AsyncLLM(client, TOKENIZER), client._folder
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-        assert {p.name: stat.S_IMODE(p.stat().st_mode) for p in folder.iterdir()} == {
-            "front.sock": 0o600, "core-0.sock": 0o600
-        }  # fmt: skip
+        await asyncio.to_thread(wait_for, lambda: modes(folder) == {"front.sock": 0o600, "core-0.sock": 0o600})
         frames = [pickle.dumps(Evil()), b"", b"\xff" * 1000, messages.encode(messages.Died("not really"))]
         with zmq.Context() as context:
             for path in (sockets.front_socket(folder), sockets.core_socket(folder, 0)):
@@ -218,7 +221,7 @@ def test_what_is_none_of_ours_is_dropped_and_logged(tmp_path, caplog) -> None:
         await llm.shutdown(5)
 
     with caplog.at_level(logging.ERROR), ready() as client:
-        asyncio.run(asyncio.wait_for(test(client), 20))
+        asyncio.run(asyncio.wait_for(test(client), 120))
     assert "none of ours" in caplog.text and "CRITICAL" not in caplog.text
 
 
@@ -234,7 +237,7 @@ def test_a_request_that_the_core_cannot_read_is_refused() -> None:
         await llm.shutdown(5)
 
     with ready() as client:
-        asyncio.run(asyncio.wait_for(test(client), 20))
+        asyncio.run(asyncio.wait_for(test(client), 120))
 
 
 def test_a_core_whose_input_fails_ends(monkeypatch) -> None:
@@ -301,7 +304,7 @@ def test_no_core_outlives_its_parent(model) -> None:
     parent.wait()
     begin = time.monotonic()
     wait_for(lambda: not any(is_alive(int(pid)) for pid in pids))
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 30
     shutil.rmtree(folder)  # nobody was left to do it
 
 

@@ -15,7 +15,7 @@ def connect(server: RunningServer, receive_buffer: int | None = None) -> socket.
     sock = socket.socket()
     if receive_buffer is not None:  # before the handshake, else the window is large already
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-    sock.settimeout(10)
+    sock.settimeout(60)
     sock.connect((url.hostname, url.port))
     return sock
 

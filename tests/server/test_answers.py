@@ -99,7 +99,7 @@ def test_all_prompts_of_a_batch_count(failing) -> None:
 @pytest.mark.parametrize("path", PROMPTS)
 def test_a_fault_in_one_request_is_that_requests_alone(live, monkeypatch, caplog, path, step) -> None:
     """S21: while it is prepared or its answer is made."""
-    live.play(live.engine.script, delay=0.005)
+    live.play(live.engine.script, delay=0.03)
     text = "undisturbed " * 5
     with ThreadPoolExecutor(1) as pool:
         neighbour = pool.submit(live.post, COMPLETIONS, prompt=text, max_tokens=200)
@@ -172,12 +172,12 @@ def test_a_long_answer_holds_nobody_up(start, options) -> None:
 @pytest.mark.parametrize("path", PROMPTS)
 def test_no_request_takes_longer_than_the_server_allows(start, path) -> None:
     server = start(request_timeout=0.2)
-    server.play([5], delay=0.005)
+    server.play([5], delay=0.05)
     for own, least in ((None, 0.2), (5, 0.2), (0.05, 0.05)):
         begin = time.monotonic()
         (choice,) = server.post(path, **PROMPTS[path], max_tokens=400, timeout=own).json()["choices"]
         assert (choice["finish_reason"], choice["stop_reason"]) == ("abort", "timeout")
-        assert least <= time.monotonic() - begin < 1.5
+        assert least <= time.monotonic() - begin < 10  # to its end it would take 20
     *_, last = server.events(path, **PROMPTS[path], max_tokens=400)
     assert last["choices"][0]["finish_reason"] == "abort"
     assert server.post(path, **PROMPTS[path], max_tokens=3).json()["choices"][0]["finish_reason"] == "length"
@@ -186,7 +186,7 @@ def test_no_request_takes_longer_than_the_server_allows(start, path) -> None:
 def test_only_so_many_requests_at_once(start) -> None:
     """More are told to come again; probes are always answered."""
     server = start(limit_concurrency=3)
-    server.play([5], delay=0.01)
+    server.play([5], delay=0.05)
     with ThreadPoolExecutor(3) as pool:
         running = [pool.submit(server.post, COMPLETIONS, prompt="x", max_tokens=60, stream=bool(i)) for i in range(3)]
         wait_for(lambda: len(server.engine.live) == 3)

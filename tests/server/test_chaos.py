@@ -36,7 +36,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tupl
                 patch.setenv("TMPDIR", str(folder))
                 servers[name] = Served(model, 1), folder
         for served, _ in servers.values():
-            wait_for(served.is_ready, 180)
+            wait_for(served.is_ready, 300)
         yield servers
     finally:
         for served, _ in servers.values():
@@ -66,7 +66,7 @@ async def send(served: Served, prompts: Sequence[str], meanwhile: Any = None) ->
       meanwhile: called in a thread when the core runs them all.
     """
     client = Client(served.url)
-    tasks = [asyncio.ensure_future(client.post(COMPLETIONS, body(prompt), timeout=60)) for prompt in prompts]
+    tasks = [asyncio.ensure_future(client.post(COMPLETIONS, body(prompt), timeout=120)) for prompt in prompts]
     if meanwhile is not None:
         await asyncio.to_thread(wait_for, lambda: num_running(served) == len(prompts))
         await asyncio.to_thread(meanwhile)
@@ -106,7 +106,7 @@ def test_requests_leave_no_descriptors(servers) -> None:
 
     async def visit(number: int) -> None:
         client = Client(served.url)
-        ask = client.post(COMPLETIONS, body(text(number)), timeout=60)
+        ask = client.post(COMPLETIONS, body(text(number)), timeout=120)
         if number % 5 == 0:
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(ask, 0.01)
@@ -137,7 +137,7 @@ def test_a_core_killed_under_load_is_told_to_every_client_at_once(servers) -> No
         killed.append(time.monotonic())
 
     replies = asyncio.run(send(served, [text(i) for i in range(50)], kill))
-    assert time.monotonic() - killed[0] < 3
+    assert time.monotonic() - killed[0] < 10
     for reply in replies:
         if reply.status == 200:
             *_, (_, error), (_, done) = reply.events()
@@ -146,7 +146,7 @@ def test_a_core_killed_under_load_is_told_to_every_client_at_once(servers) -> No
             assert reply.status == 503 and json.loads(reply.body)["error"]["code"] == "engine_dead"
     assert any(reply.status == 200 for reply in replies)
     assert served.http.get("/health").status_code == 503
-    assert served.child.wait(20) == 1
+    assert served.child.wait(60) == 1
     nothing_is_left(served, children, folder)
 
 
@@ -163,5 +163,5 @@ def test_told_to_go_under_load_it_finishes_what_runs_and_takes_nothing_new(serve
     results = outcomes(asyncio.run(send(served, prompts, terminate)))
     assert [result.fault for result in results] == [""] * 50
     assert [result.text for result in results] == prompts
-    assert served.child.wait(20) == 0
+    assert served.child.wait(60) == 0
     nothing_is_left(served, children, folder)

@@ -182,7 +182,7 @@ def test_faults_of_our_own_show_no_details(start) -> None:
 def test_a_dead_engine_fails_what_waits_and_what_comes(start) -> None:
     """B54: promptly, streamed or not; /health says so."""
     server = start()
-    server.play([5], delay=0.005)
+    server.play([5], delay=0.05)
     with ThreadPoolExecutor(4) as pool:
         body = {"prompt": "x", "max_tokens": 400}
         whole = pool.submit(server.post, COMPLETIONS, **body)
@@ -195,7 +195,7 @@ def test_a_dead_engine_fails_what_waits_and_what_comes(start) -> None:
         assert "device lost" in message and whole.result().json()["error"]["code"] == "engine_dead"
         *_, last, done, _ = streamed.result().text.split("\n\n")
         assert last.startswith('data: {"error":{') and done == "data: [DONE]"
-        assert time.monotonic() - died < 2
+        assert time.monotonic() - died < 10  # to their end they would take 20
     check(server.http.get("/health"), 503)
     check(server.post(COMPLETIONS, prompt="x", stream=True), 503)
     assert server.http.get("/v1/models").status_code == 200

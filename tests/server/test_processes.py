@@ -61,7 +61,7 @@ class Served:
             start_new_session=True,
         )
         self.url = f"http://127.0.0.1:{self.port}"
-        self.http = httpx.Client(base_url=self.url, timeout=30, trust_env=False)
+        self.http = httpx.Client(base_url=self.url, timeout=120, trust_env=False)
 
     def is_ready(self) -> bool:
         assert self.child.poll() is None, self.child.stderr and self.child.stderr.read()
@@ -111,7 +111,7 @@ def servers() -> Iterator[dict[str, Served]]:
     servers = {name: Served(*how) for name, how in models.items()}
     try:
         for server in servers.values():
-            wait_for(server.is_ready, 180)
+            wait_for(server.is_ready, 300)
         yield servers
     finally:
         for server in servers.values():
@@ -150,7 +150,7 @@ def test_the_same_id_twice(served) -> None:
     """B50."""
 
     async def test() -> None:
-        async with httpx.AsyncClient(base_url=served.url, timeout=30, trust_env=False) as http:
+        async with httpx.AsyncClient(base_url=served.url, timeout=120, trust_env=False) as http:
 
             async def ask(prompt: str) -> str:
                 body = {"prompt": prompt, "max_tokens": 100, "request_id": "id"}
@@ -174,7 +174,7 @@ def test_200_random_disconnects_leak_nothing(served) -> None:
 
     async def test() -> None:
         limits = httpx.Limits(max_connections=40)
-        async with httpx.AsyncClient(base_url=served.url, timeout=30, trust_env=False, limits=limits) as http:
+        async with httpx.AsyncClient(base_url=served.url, timeout=120, trust_env=False, limits=limits) as http:
 
             async def visitor(i: int) -> None:
                 if i % 10 == 0:
@@ -212,12 +212,12 @@ def test_a_killed_core_is_told_to_all_and_ends_the_server(servers) -> None:
         os.kill(served.cores()[0], signal.SIGKILL)
         killed = time.monotonic()
         events = [line.removeprefix("data: ") for line in lines if line]
-    assert time.monotonic() - killed < 2
+    assert time.monotonic() - killed < 10
     assert events[-1] == "[DONE]" and json.loads(events[-2])["error"]["code"] == "engine_dead"
     assert served.http.get("/health").status_code == 503
     refused = served.complete("hello")
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_dead")
-    assert served.child.wait(20) == 1
+    assert served.child.wait(60) == 1
     assert served.child.stderr is not None and "killed by SIGKILL" in served.child.stderr.read()
 
 
@@ -237,9 +237,9 @@ def test_ctrl_c_twice_ends_it_at_once_whatever_runs(servers) -> None:
         assert served.child.poll() is None and is_alive(core[0])  # it waits for the request
         os.killpg(served.child.pid, signal.SIGINT)
         begin = time.monotonic()
-        served.child.wait(20)
-    assert time.monotonic() - begin < 8
-    wait_for(lambda: not any(is_alive(pid) for pid in children), 5)
+        served.child.wait(60)
+    assert time.monotonic() - begin < 30
+    wait_for(lambda: not any(is_alive(pid) for pid in children))
 
 
 def accepts(port: int) -> bool:
@@ -257,4 +257,4 @@ def test_nothing_outlives_a_killed_server(servers) -> None:
     assert sum("grammar_check" in c for c in children.values()) >= 2
     os.kill(served.child.pid, signal.SIGKILL)
     served.child.wait()
-    wait_for(lambda: not any(is_alive(pid) for pid in children), 5)
+    wait_for(lambda: not any(is_alive(pid) for pid in children))

@@ -119,7 +119,7 @@ def test_gauges_are_right_while_it_runs_and_after_an_abort(start):
 
 
 def test_load_counts_generation_only(live):
-    live.play([7], delay=0.002)
+    live.play([7], delay=0.02)
     threads = [threading.Thread(target=live.post, args=("/v1/completions",), kwargs={"prompt": "a", "max_tokens": 400})
                for _ in range(3)]  # fmt: skip
     for thread in threads:

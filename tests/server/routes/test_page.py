@@ -96,7 +96,7 @@ def test_the_state_tells_requests_and_their_blocks_but_not_what_they_say(live, m
     idle = taken(live)
     assert [core["requests"] for core in idle["cores"]] == [[]]
     assert base64.b64decode(idle["cores"][0]["blocks"]) == bytes(64)
-    live.play([5], delay=0.005)
+    live.play([5], delay=0.05)
     secret = "the merger is on friday"
     body = {"messages": [{"role": "user", "content": secret}], "max_tokens": 400, "request_id": "mine", "stream": True}
     with live.http.stream("POST", CHAT, json=body) as stream:
