@@ -112,7 +112,7 @@ class Runner:
         model = module.config
         self._hidden_rows = HiddenRows(model.hidden_size, module.dtype)
         self._prompts = PromptLogprobs(module, self.step_options, params, self._hidden_rows)
-        self._pooling = Pooling(self._hidden_rows, config.max_num_seqs)
+        self._pooling = Pooling(model.hidden_size, module.dtype, config.max_num_seqs)
         given = config.num_kv_blocks is not None or config.kv_cache_bytes is not None
         step_bytes = 0 if _on_cpu() or given else self._largest_step_bytes()  # compilations: only where it matters
         num_pages = kv_cache.num_pages(config, model, step_bytes=step_bytes)
@@ -160,8 +160,9 @@ class Runner:
             self._admit_options_program,
             *self._blocks.programs(swaps=self.num_host_blocks > 0),
         ]
-        needed += [*self._prompts.programs(), *self._pooling.programs()]
-        needed += self._hidden_rows.programs({bucket.tokens for bucket in buckets})
+        needed += self._prompts.programs()
+        token_counts = {bucket.tokens for bucket in buckets}
+        needed += [*self._hidden_rows.programs(token_counts), *self._pooling.programs(token_counts)]
         if progress:
             progress(0, len(needed))
         # XLA compiles outside the GIL: two at a time halve the wait, more would only contend for memory.
@@ -311,7 +312,7 @@ class Runner:
         forward = program_bytes(self._compile_forward(bucket, pool))
         sampler = program_bytes(self.samplers.full_program(self.buckets.sample_rows[-1]))
         scores, scoring = self._prompts.step_bytes(bucket.tokens)
-        sums, summing = self._pooling.step_bytes()
+        sums, summing = self._pooling.step_bytes(bucket.tokens)
         return sum(forward) + scores + sums + max(sum(sampler), scoring, summing)
 
 

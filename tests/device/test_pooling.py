@@ -11,11 +11,14 @@ import numpy as np
 import pytest
 
 from jaxpaged.core.step import PooledRange
-from jaxpaged.device.hidden_rows import CHUNK
-from jaxpaged.device.pooling import add
+from jaxpaged.device.pooling import sum_up
 from jaxpaged.layers.attention import DenseContext
 from jaxpaged.models.decoder import Decoder
-from tests.device.by_hand import MAX_LEN, ROWS, make_request, make_step, prompt
+from pallas_kernels.deviceless import compile_for
+from tests.compilers import needs_compilers
+from tests.device.by_hand import MAX_LEN, ROWS, TOKENS, make_request, make_step, prompt
+
+LONG = 84
 
 
 def hidden(runner, token_ids: list[int]) -> np.ndarray:
@@ -34,9 +37,9 @@ def pooled(runner, rows, ranges, **options) -> list[np.ndarray]:
     return runner.collect(runner.launch(make_step(rows, pooled=ranges, **options))).pooled
 
 
-@pytest.mark.parametrize(("first", "count"), [(0, CHUNK + 20), (CHUNK + 19, 1), (3, CHUNK), (7, 5)])
-def test_parts_of_a_prompt_in_more_than_one_call(runner, first, count):
-    ids = prompt(CHUNK + 20)
+@pytest.mark.parametrize(("first", "count"), [(0, LONG), (LONG - 1, 1), (3, 64), (7, 5)])
+def test_parts_of_a_prompt(runner, first, count):
+    ids = prompt(LONG)
     request = make_request(runner, ids)
     (total,) = pooled(runner, [(request, 0, len(ids))], [PooledRange(0, first, count)])
     assert total.dtype == np.float32
@@ -69,12 +72,17 @@ def test_nobody_asks(runner):
 
 def test_sums_of_16_bit_states_are_in_float32():
     """In bfloat16 a sum of ones stops at 256."""
-    sums = jnp.zeros((1, 4), jnp.float32)
-    for _ in range(10):
-        sums = add(sums, jnp.ones((CHUNK, 4), jnp.bfloat16), jnp.zeros(CHUNK, jnp.int32))
-    assert sums.tolist() == [[10.0 * CHUNK] * 4]
+    sums = sum_up(jnp.ones((640, 4), jnp.bfloat16), jnp.zeros(640, jnp.int32), 1)
+    assert sums.tolist() == [[640.0] * 4]
 
 
 def test_its_memory_is_counted(runner):
-    results, temporaries = runner._pooling.step_bytes()
-    assert results >= 2 * ROWS * 64 * 4 and temporaries >= ROWS * 64 * 4
+    results, temporaries = runner._pooling.step_bytes(TOKENS)
+    assert results >= ROWS * 64 * 4 and temporaries >= 0
+
+
+@needs_compilers
+def test_on_a_gpu_it_is_two_launches_however_long_the_prompts():
+    states = jax.ShapeDtypeStruct((8192, 4096), jnp.bfloat16)
+    program = compile_for("h200", partial(sum_up, num_sums=256), states, jax.ShapeDtypeStruct((8192,), jnp.int32))
+    assert len(program.launches) == 2 and not program.copies and not program.temporary_bytes
