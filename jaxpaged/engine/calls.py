@@ -50,6 +50,7 @@ class Calls:
 
         Raises: what it raised there.
         """
+        self._check_alive()
         loop, number = asyncio.get_running_loop(), next(self._numbers)
         waiting = self._waiting[number] = _Waiting(loop, loop.create_future())
         try:

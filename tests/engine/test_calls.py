@@ -77,13 +77,25 @@ def test_a_death_ends_those_that_wait() -> None:
     play(test)
 
 
-def test_a_death_just_before_a_call_ends_it_too() -> None:
+def test_a_death_while_a_call_is_sent_ends_it_too() -> None:
     """The core has failed what waited, and takes what is sent without a word."""
 
     async def test(client: Client, calls: Calls) -> None:
-        client.error = EngineDeadError("killed")
-        calls.fail_all(client.error)
+        def die(*_: Any) -> None:
+            client.error = EngineDeadError("killed")
+
+        client.call = die  # type: ignore[method-assign]
         with pytest.raises(EngineDeadError, match="killed"):
             await calls.one(0, "snapshot")
+
+    play(test)
+
+
+def test_nothing_is_sent_to_the_dead() -> None:
+    async def test(client: Client, calls: Calls) -> None:
+        client.error = EngineDeadError("killed")
+        with pytest.raises(EngineDeadError, match="killed"):
+            await calls.every_core("reset_prefix_cache")
+        assert not client.calls
 
     play(test)
