@@ -192,12 +192,14 @@ class ProcessClient:
         """The reader: takes what the cores send."""
         with inbound:
             inbound.linger = 0
-            while True:
-                try:
-                    frames = inbound.recv_multipart()
-                except zmq.ContextTerminated:
-                    return
-                self._take(frames)
+            try:
+                while True:
+                    self._take(inbound.recv_multipart())
+            except zmq.ContextTerminated:
+                return
+            except Exception as error:
+                for core in range(self.num_cores):
+                    self._lose(core, EngineDeadError(f"engine core {core} cannot be heard any more: {error!r}"))
 
     def _take(self, frames: list[bytes]) -> None:
         try:

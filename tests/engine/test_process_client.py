@@ -262,6 +262,18 @@ def test_a_core_whose_input_fails_ends(monkeypatch) -> None:
     assert ended == [1]
 
 
+def test_cores_that_cannot_be_heard_are_lost() -> None:
+    class Broken(contextlib.nullcontext):
+        def recv_multipart(self) -> list[bytes]:
+            raise zmq.ZMQError(zmq.ENOTSOCK)
+
+    told = []
+    with ready() as client:
+        client.start(lambda *_: None, lambda core, error: told.append((core, str(error))))
+        client._read(Broken())
+        assert not client.is_alive and [core for core, _ in told] == [0] and "cannot be heard" in told[0][1]
+
+
 def test_text_that_is_no_text_is_refused_before_it_is_sent() -> None:
     async def test(client: ProcessClient) -> None:
         llm = AsyncLLM(client, TOKENIZER)
