@@ -44,10 +44,10 @@ def token_logprobs(logits: jax.Array, tokens: jax.Array, *, vocab_size: int, col
 
 
 def mask_padding(logits: jax.Array, vocab_size: int) -> jax.Array:
-    """Bans the padding of the head, f32[V]."""
-    if vocab_size == len(logits):
+    """Bans the padding of the head, f32[..., V]."""
+    if vocab_size == logits.shape[-1]:
         return logits
-    return jnp.where(jnp.arange(len(logits)) < vocab_size, logits, -jnp.inf)
+    return jnp.where(jnp.arange(logits.shape[-1]) < vocab_size, logits, -jnp.inf)
 
 
 def top_logprobs(logits: jax.Array, token: jax.Array, columns: int) -> Logprobs:

@@ -22,6 +22,7 @@ from jaxpaged.core.scheduler import Scheduler
 from jaxpaged.device import kv_cache
 from jaxpaged.device.buckets import bucket_table
 from jaxpaged.device.compilation import use_persistent_cache
+from jaxpaged.device.host_memory import keep_freed_memory
 from jaxpaged.device.logits_processor import check_processors
 from jaxpaged.device.platform import native_bfloat16, platform
 from jaxpaged.device.runner import Runner
@@ -103,6 +104,8 @@ def build_engine(
       pooling: the model's own way, by name.
     """
     use_persistent_cache(config.compilation_cache_dir)
+    if platform() == "cpu":
+        keep_freed_memory()
     assert config.max_num_seqs and config.max_num_batched_tokens and config.max_model_len
     # XLA:CPU is slower with a few rows of bfloat16 than with eight.
     few = 8 if platform() == "cpu" and config.dtype != "float32" else 1

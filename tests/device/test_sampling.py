@@ -51,6 +51,21 @@ def test_greedy_takes_the_lowest_id_of_equals():
     assert (index[0], peak[0]) == (8, 5)
 
 
+@pytest.mark.parametrize("width", [7, 32, 1056, 1536])  # no block, one, and several of two sizes
+def test_argmax_is_numpys_whatever_the_blocks(width):
+    rng = np.random.default_rng(width)
+    values = rng.integers(-3, 4, (64, width)).astype(np.float32)  # many equals
+    values[0], values[1] = -np.inf, -5
+    values[1, -1] = 9
+    for size in (width, width - 1, (width + 1) // 2):
+        index, peak = argmax(jnp.asarray(values), size)
+        np.testing.assert_array_equal(index, values[:, :size].argmax(-1))
+        np.testing.assert_array_equal(peak, values[:, :size].max(-1))
+    values[2] = np.nan  # as a model's are; XLA:CPU may overlook a single one
+    index, peak = argmax(jnp.asarray(values))
+    assert not np.isfinite(peak[2]) and 0 <= index[2] < width and np.isfinite(peak[3])
+
+
 @pytest.mark.parametrize("temperature", [0, 1e-6, 1e-5, 1e-4])
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_tiny_temperature_is_greedy(temperature, dtype):
