@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 
 from server.protocol.fields import invalid
 from server.protocol.generation import GenerationRequest
@@ -19,13 +19,32 @@ MAX_TEMPLATE = 1 << 16  # characters
 Documents = Annotated[list[dict[str, Any]], Field(max_length=MAX_DOCUMENTS, fail_fast=True)]
 
 
-class ChatCompletionRequest(GenerationRequest, ToolFields):
+class TemplateFields(BaseModel):
+    """What a body may ask of the chat template."""
+
+    chat_template: str | None = Field(
+        None, max_length=MAX_TEMPLATE, description="Refused, unless the server trusts its clients' templates."
+    )
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables for the chat template.")
+    add_generation_prompt: bool | None = Field(
+        None, description="Open an assistant turn. Default true, unless the last message is continued."
+    )
+    continue_final_message: bool | None = Field(None, description="Leave the last message open: it is continued.")
+
+    def check_turn(self) -> None:
+        """Raises what `invalid` makes if the last message is to be continued and a new one to be begun."""
+        if self.continue_final_message and self.add_generation_prompt:
+            message = "continue_final_message and add_generation_prompt exclude each other"
+            raise invalid("continue_final_message", message)
+
+
+class ChatCompletionRequest(GenerationRequest, ToolFields, TemplateFields):
     """Body of POST /v1/chat/completions."""
 
     not_yet = NOT_YET_CHAT
 
     messages: list[Any] = Field(
-        max_length=MAX_MESSAGES, description="The conversation: objects with `role` and `content`."
+        max_length=MAX_MESSAGES, fail_fast=True, description="The conversation: objects with `role` and `content`."
     )
     echo: bool | None = Field(None, description="Begin the answer with the last message, if it is the assistant's.")
     max_completion_tokens: int | None = Field(None, description="Most tokens to generate.")
@@ -36,12 +55,6 @@ class ChatCompletionRequest(GenerationRequest, ToolFields):
         None, description="How much to think, where the chat template can tell the model."
     )
     documents: Documents | None = Field(None, description="Documents for the chat template, where it knows any.")
-    chat_template: str | None = Field(
-        None, max_length=MAX_TEMPLATE, description="Refused, unless the server trusts its clients' templates."
-    )
-    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables for the chat template.")
-    add_generation_prompt: bool | None = Field(None, description="Open an assistant turn. Default true.")
-    continue_final_message: bool | None = Field(None, description="Continue the last message.")
 
     @model_validator(mode="after")
     def _consistent(self) -> ChatCompletionRequest:
@@ -51,6 +64,7 @@ class ChatCompletionRequest(GenerationRequest, ToolFields):
         if None not in both and both[0] != both[1]:
             raise invalid("max_tokens", f"max_tokens={both[0]} contradicts max_completion_tokens={both[1]}")
         self.check_tools()
+        self.check_turn()
         form = structured_field(self)
         if self.forces_call and form is not None:
             raise invalid(form, f"{form} contradicts tool_choice, which demands a call")

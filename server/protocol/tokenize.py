@@ -7,32 +7,28 @@ from typing import Annotated, Any
 from pydantic import Field, model_validator
 
 from server.protocol.body import Body
-from server.protocol.chat import MAX_MESSAGES, MAX_TEMPLATE, ChatCompletionRequest
+from server.protocol.chat import MAX_MESSAGES, ChatCompletionRequest, TemplateFields
 from server.protocol.fields import invalid
 from server.protocol.refused import NOT_YET_TOKENIZE
-from server.protocol.tools import MAX_TOOLS, Tool
+from server.protocol.tools import MAX_TOOLS, Tool, distinct_names
 
 MAX_TOKENS = 1 << 20
 _OF_CHAT = ("add_generation_prompt", "continue_final_message", "chat_template", "chat_template_kwargs", "tools")
 
 
-class TokenizeRequest(Body):
+class TokenizeRequest(Body, TemplateFields):
     """Body of POST /tokenize: a `prompt` or `messages`."""
 
     not_yet = NOT_YET_TOKENIZE
 
     prompt: str | None = Field(None, description="A text.")
-    messages: list[Any] | None = Field(None, max_length=MAX_MESSAGES, description="Or a conversation.")
+    messages: Annotated[list[Any], Field(max_length=MAX_MESSAGES, fail_fast=True)] | None = Field(
+        None, description="Or a conversation."
+    )
     add_special_tokens: bool | None = Field(
         None, description="Let the tokenizer add its own to a text, default true. Those of a chat, the template writes."
     )
     return_token_strs: bool | None = Field(None, description="Give the tokens as the vocabulary has them, too.")
-    add_generation_prompt: bool | None = Field(None, description="Open an assistant turn. Default true.")
-    continue_final_message: bool | None = Field(None, description="Leave the last message open.")
-    chat_template: str | None = Field(
-        None, max_length=MAX_TEMPLATE, description="Refused, unless the server trusts its clients' templates."
-    )
-    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Variables for the chat template.")
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = Field(
         None, description="Functions that the model is told of."
     )
@@ -48,19 +44,17 @@ class TokenizeRequest(Body):
             return self
         if self.add_special_tokens:
             raise invalid("add_special_tokens", "add_special_tokens=true: the chat template writes them itself")
-        if self.continue_final_message and self.add_generation_prompt:
-            raise invalid(
-                "continue_final_message", "continue_final_message and add_generation_prompt exclude each other"
-            )
+        self.check_turn()
+        distinct_names(self.tools or ())
         return self
 
     def chat(self) -> ChatCompletionRequest:
-        """The chat request with the same prompt; it may be longer than the context."""
+        """The chat request with the same prompt; it may be longer than the context. All of it has been checked here."""
         fields = {name: getattr(self, name) for name in _OF_CHAT}
-        return ChatCompletionRequest(messages=self.messages or [], truncate_prompt_tokens=-1, **fields)
+        return ChatCompletionRequest.model_construct(messages=self.messages or [], truncate_prompt_tokens=-1, **fields)
 
 
 class DetokenizeRequest(Body):
     """Body of POST /detokenize."""
 
-    tokens: list[int] = Field(max_length=MAX_TOKENS, description="Token ids.")
+    tokens: list[int] = Field(max_length=MAX_TOKENS, fail_fast=True, description="Token ids.")

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
+from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema
 
 from server.errors import shown
+from server.protocol.body import Strict
 from server.protocol.fields import invalid
 
 MAX_TOOLS = 512
 MAX_DESCRIPTION = 1 << 16  # characters
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
 
 
 def _object_schema(schema: dict[str, Any]) -> dict[str, Any]:
@@ -24,7 +22,7 @@ def _object_schema(schema: dict[str, Any]) -> dict[str, Any]:
     return schema
 
 
-class Function(_Strict):
+class Function(Strict):
     """A function that the model may call."""
 
     name: str = Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$", description="Letters, digits, _ and -; at most 64.")
@@ -35,7 +33,7 @@ class Function(_Strict):
     strict: bool | None = Field(None, description="Ignored: forced calls always follow the schema, others never.")
 
 
-class Tool(_Strict):
+class Tool(Strict):
     """A tool."""
 
     type: Literal["function"]
@@ -80,7 +78,16 @@ _CHOICE_SCHEMA = {
 ToolChoice = Annotated[str | NamedChoice | None, PlainValidator(_choice), WithJsonSchema(_CHOICE_SCHEMA)]
 
 
-class ToolFields(BaseModel):
+def distinct_names(tools: Sequence[Tool]) -> list[str]:
+    """The names of tools. Raises what `invalid` makes if two have the same."""
+    names = [tool.function.name for tool in tools]
+    if len(set(names)) < len(names):
+        twice = next(name for i, name in enumerate(names) if name in names[:i])
+        raise invalid("tools", f"tools hold the function {twice!r} twice")
+    return names
+
+
+class ToolFields(Strict):
     """The fields of a body that speak of tools."""
 
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = Field(
@@ -114,10 +121,7 @@ class ToolFields(BaseModel):
 
     def check_tools(self) -> None:
         """Raises what `invalid` makes if the fields contradict each other."""
-        names = [tool.function.name for tool in self.tools or ()]
-        if len(set(names)) < len(names):
-            twice = next(name for i, name in enumerate(names) if name in names[:i])
-            raise invalid("tools", f"tools hold the function {twice!r} twice")
+        names = distinct_names(self.tools or ())
         choice = self.tool_choice
         if not names and choice not in (None, "none", "auto"):
             raise invalid("tool_choice", "tool_choice demands a call, but there are no tools")

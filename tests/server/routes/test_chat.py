@@ -189,6 +189,7 @@ def test_logprobs_without_top_logprobs(live, says) -> None:
         ({"documents": [{"text": "a"}]}, "documents"),
         ({"reasoning_effort": "high"}, "reasoning_effort"),
         ({"tool_choice": "required"}, "tool_choice"),
+        ({"add_generation_prompt": True, "continue_final_message": True}, "continue_final_message"),
         ({"response_format": {"type": "json_schema", "schema": {}}}, "response_format"),
         ({"modalities": ["text", "audio"]}, "modalities"),
         ({"store": True}, "store"),

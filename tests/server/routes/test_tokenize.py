@@ -88,6 +88,7 @@ def test_more_than_the_context_is_counted_too(live: LiveServer):
             "continue_final_message",
             "exclude",
         ),
+        ("/tokenize", {"messages": MESSAGES, "tools": TOOLS * 2}, "tools", "twice"),
         ("/tokenize", {"prompt": "a", "model": "other"}, "model", "other"),
         ("/detokenize", {}, "tokens", "missing"),
         ("/detokenize", {"tokens": "a"}, "tokens", "'a'"),
