@@ -18,6 +18,7 @@ from server.serving import serving
 # A parser holds up every thread. So what takes it long is refused unparsed: the text alone may be long.
 MAX_NUM_VALUES = 1 << 21
 MAX_NUM_CONTAINERS = 1 << 18
+MAX_NUM_FAULTS = 1000  # of those that pydantic finds: see `server.protocol.body.Strict`
 LONG_BODY = 64 << 10  # bytes from which on it is checked in another thread
 M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")
@@ -103,6 +104,8 @@ def _checked(raw: bytes, model: type[M]) -> M:
 
 
 def _first_fault(error: ValidationError, body: Any) -> APIError:
+    if error.error_count() > MAX_NUM_FAULTS:  # a dict of each would be made
+        return APIError(400, f"the body has {error.error_count()} faults")
     fault = error.errors(include_url=False)[0]
     param = str(fault["loc"][0]) if fault["loc"] else fault.get("ctx", {}).get("param")
     code = "unsupported" if fault["type"] == "unsupported" else None
@@ -111,8 +114,9 @@ def _first_fault(error: ValidationError, body: Any) -> APIError:
 
 def _message(fault: ErrorDetails, body: Any) -> str:
     where = _place(fault, body)
-    if fault["type"] == "extra_forbidden":
-        return f"unknown field {where!r}"
+    if fault["type"] == "unknown":
+        name = ".".join(filter(None, (where, fault["ctx"]["param"])))  # type: ignore[typeddict-item]
+        return f"unknown field {name!r:.80}; it is refused rather than ignored"
     if fault["type"] == "missing":
         return f"{where} is missing"
     if fault["type"] in ("unsupported", "invalid"):  # ours: they name field and value themselves

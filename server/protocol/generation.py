@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from jaxpaged.core.sampling_params import (
     MAX_BAD_WORDS,
@@ -14,19 +14,21 @@ from jaxpaged.core.sampling_params import (
     MAX_STOP_TOKEN_IDS,
     LogprobsMode,
 )
-from server.protocol.body import EngineBody
+from server.errors import shown
+from server.protocol.body import EngineBody, Strict
 from server.protocol.fields import invalid
 from server.protocol.refused import NOT_YET
 from server.protocol.structured import StructuredFields
 
 MAX_ALLOWED_TOKEN_IDS = 1 << 18  # the largest vocabularies
+MAX_PROCESSORS = 64
 
 StopStrings = Annotated[list[str], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)]
 BadWords = Annotated[list[str], Field(max_length=MAX_BAD_WORDS, fail_fast=True)]
 StopIds = Annotated[list[int], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)]
 AllowedIds = Annotated[list[int], Field(max_length=MAX_ALLOWED_TOKEN_IDS, fail_fast=True)]
 LogprobIds = Annotated[list[int], Field(max_length=MAX_LOGPROB_TOKEN_IDS, fail_fast=True)]
-ServiceTier = Literal["auto", "default", "flex", "scale", "priority"]
+ServiceTier = Literal["auto", "default", "flex", "scale", "priority", "fast"]
 
 
 def _logit_bias(value: Any) -> Any:
@@ -51,10 +53,22 @@ LogitBias = Annotated[
 ]
 
 
-class StreamOptions(BaseModel):
-    """What a stream carries beside the text."""
+def _processors(value: Any) -> Any:
+    if isinstance(value, dict):
+        if len(value) > MAX_PROCESSORS:
+            raise invalid("logits_processors", f"logits_processors has {len(value)} entries, at most {MAX_PROCESSORS}")
+        for name, arguments in value.items():
+            if not isinstance(arguments, dict):
+                message = f"logits_processors.{name:.80}: {shown(arguments)} is not an object of its arguments"
+                raise invalid("logits_processors", message)
+    return value
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+
+Processors = Annotated[dict[str, dict[str, Any]], BeforeValidator(_processors)]
+
+
+class StreamOptions(Strict):
+    """What a stream carries beside the text."""
 
     include_usage: bool | None = Field(None, description="A last chunk with the totals of the request.")
     continuous_usage_stats: bool | None = Field(None, description="Totals so far on every chunk.")
@@ -67,8 +81,10 @@ class GenerationRequest(EngineBody, StructuredFields):
     not_yet = NOT_YET
 
     stream: bool | None = Field(None, description="Answer in server-sent events.")
-    stream_options: StreamOptions | None = None
-    max_tokens: int | None = Field(None, description="Most tokens to generate.")
+    stream_options: StreamOptions | None = Field(None, description="What a stream carries beside the text.")
+    max_tokens: int | None = Field(
+        None, description="Most tokens to generate; what would exceed the context is cut to it. Default: all of it."
+    )
     temperature: float | None = Field(None, description="0 is greedy. Default 1.")
     top_p: float | None = Field(None, description="Keep the most likely tokens of this mass. Default 1: all.")
     top_k: int | None = Field(None, description="Keep this many most likely tokens. Default 0: all.")
@@ -94,7 +110,7 @@ class GenerationRequest(EngineBody, StructuredFields):
     prompt_logprobs: int | None = Field(None, description="Logprobs of the prompt, with this many likeliest tokens.")
     logprob_token_ids: LogprobIds | None = Field(None, description="Logprobs of these tokens, not the likeliest.")
     logprobs_mode: LogprobsMode | None = Field(None, description="`raw`: the model's; `processed`: as sampled from.")
-    logits_processors: dict[str, dict[str, Any]] | None = Field(
+    logits_processors: Processors | None = Field(
         None, description="Name of a processor that the server has -> its arguments."
     )
     use_beam_search: bool | None = Field(None, description="Search the likeliest texts; `n` are returned.")

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field, model_validator
 
 from jaxpaged.core.sampling_params import StructuredOutputs
 from jaxpaged.errors import InvalidRequestError
+from server.protocol.body import Strict
+from server.protocol.fields import unsupported
+from server.protocol.refused import NOT_YET_STRUCTURED, first_refused
 
 Choices = Annotated[list[str], Field(max_length=4096, fail_fast=True)]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class JsonSchema(_Strict):
+class JsonSchema(Strict):
     """The `json_schema` of a `response_format`."""
 
     name: str = Field(max_length=256, description="Ignored.")
@@ -27,19 +26,19 @@ class JsonSchema(_Strict):
     strict: bool | None = Field(None, description="Ignored: the schema is always followed.")
 
 
-class TextFormat(_Strict):
+class TextFormat(Strict):
     """Any text."""
 
     type: Literal["text"]
 
 
-class JsonObjectFormat(_Strict):
+class JsonObjectFormat(Strict):
     """Any JSON object."""
 
     type: Literal["json_object"]
 
 
-class JsonSchemaFormat(_Strict):
+class JsonSchemaFormat(Strict):
     """JSON that matches a schema."""
 
     type: Literal["json_schema"]
@@ -49,7 +48,7 @@ class JsonSchemaFormat(_Strict):
 ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")]
 
 
-class StructuredOutputsBody(_Strict):
+class StructuredOutputsBody(Strict):
     """vLLM's `structured_outputs`: exactly one of these."""
 
     json_: str | dict[str, Any] | None = Field(None, alias="json", description="A JSON schema.")
@@ -58,12 +57,24 @@ class StructuredOutputsBody(_Strict):
     grammar: str | None = Field(None, description="A context-free grammar.")
     json_object: bool | None = Field(None, description="Any JSON object.")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_what_is_not_built(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        refused = first_refused(data, NOT_YET_STRUCTURED)
+        if refused is not None:
+            raise unsupported(refused, data[refused], "structured_outputs.")
+        return {name: value for name, value in data.items() if name not in NOT_YET_STRUCTURED}
 
-class StructuredFields(BaseModel):
+
+class StructuredFields(Strict):
     """The fields of a body that say it."""
 
     response_format: ResponseFormat | None = Field(None, description="Text, any JSON object, or a JSON schema.")
-    structured_outputs: StructuredOutputsBody | None = None
+    structured_outputs: StructuredOutputsBody | None = Field(
+        None, description="The form of the text, in vLLM's words: one of json, regex, choice, grammar, json_object."
+    )
     guided_json: str | dict[str, Any] | None = Field(None, description="As structured_outputs.json.")
     guided_regex: str | None = Field(None, description="As structured_outputs.regex.")
     guided_choice: Choices | None = Field(None, description="As structured_outputs.choice.")
