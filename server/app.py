@@ -35,8 +35,10 @@ def create_app(llm: AsyncLLM, config: ServerConfig) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None, None]:
         yield
-        await llm.shutdown(config.shutdown_timeout)
-        await telemetry.close()
+        try:
+            await llm.shutdown(config.shutdown_timeout)
+        finally:
+            await telemetry.close()
 
     app = FastAPI(
         title="jaxpaged",

@@ -41,6 +41,7 @@ class BoundedConnection(HttpToolsProtocol):
         self._begun = False  # there is a head
         self._unread = 0  # bytes of a body that nobody waits for
         self._closing = False
+        self._late_refusal: APIError | None = None  # of a request behind one that is being answered
         self._refusal = APIError(400, "this is no HTTP request")
         self._head_timer: asyncio.TimerHandle | None = None
         self._reader_timer: asyncio.TimerHandle | None = None
@@ -77,7 +78,8 @@ class BoundedConnection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._in_head, self._begun, self._received, self._parsed = True, True, 0, 0
-        self._expect_head()
+        if not self._is_answering:  # its client waits for that answer, and may take its time with the next request
+            self._expect_head()
         if self.flow is not None and not self.flow.write_paused:
             self._reader_is_well()
 
@@ -120,6 +122,20 @@ class BoundedConnection(HttpToolsProtocol):
         if self.transport.is_closing() or self._refused:
             return
         self._refused = True
+        if self._is_answering:
+            self._late_refusal = error
+            return
+        self._write_refusal(error)
+
+    @property
+    def _is_answering(self) -> bool:
+        """Whether an answer is still to be written, and not instead of it that its own body is none."""
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete:
+            return False
+        return bool(self.pipeline or cycle.response_started or not self._in_body)
+
+    def _write_refusal(self, error: APIError) -> None:
         status, answer = error_object(error)
         content = msgspec.json.encode(answer)
         fields = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(content)
@@ -138,11 +154,23 @@ class BoundedConnection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        if not self._is_answering:
+            self._answer_what_is_behind()
         if self._in_body and self.cycle.response_complete:  # else it is the body of a request behind this one
             self.loop.call_later(SECONDS_TO_LINGER, self._close_unless_read, self.cycle)
             self.flow.resume_reading()
         if self.transport.get_write_buffer_size():
             self._watch_reader()
+
+    def _answer_what_is_behind(self) -> None:
+        """Looks after the part of a request that came while another one was answered."""
+        if self._late_refusal is not None and not self.transport.is_closing():
+            if self._in_body:  # it was about a request that has its answer
+                self.transport.close()
+            else:
+                self._write_refusal(self._late_refusal)
+        elif self._in_head and self._begun:
+            self._expect_head()
 
     def close_gently(self) -> None:
         """Closes once the body has come in or cannot be waited for."""

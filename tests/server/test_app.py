@@ -72,3 +72,22 @@ def test_request_ids_that_no_header_can_hold(live) -> None:
     for wrong in (b"x" * 257, b"\xff", b"a\tb"):
         response = live.http.get("/health", headers={b"X-Request-Id": wrong})
         assert response.status_code == 400 and "X-Request-Id" in response.json()["error"]["message"]
+
+
+def test_telemetry_ends_even_if_the_engine_does_not_end_well(start, monkeypatch) -> None:
+    server = start()
+    closed = []
+
+    async def close() -> None:
+        closed.append(True)
+
+    async def shutdown(timeout: float) -> None:
+        await whole(timeout)
+        raise OSError("gone")
+
+    whole = server.llm.shutdown
+    monkeypatch.setattr(server.app.state.telemetry, "close", close)
+    monkeypatch.setattr(server.llm, "shutdown", shutdown)
+    server.server.should_exit = True
+    server.thread.join(60)
+    assert closed == [True]
