@@ -92,5 +92,5 @@ def _own_last_text(messages: list[Any]) -> str:
     last = messages[-1]
     if last["role"] != "assistant":
         return ""
-    content = last.get("content") or ""
-    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+    content = last.get("content") or last.get("refusal") or ""
+    return content if isinstance(content, str) else "\n".join(part[part["type"]] for part in content)

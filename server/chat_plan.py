@@ -68,7 +68,7 @@ class ChatPlan:
                 "chat_template is refused: this server does not trust its clients' templates", param="chat_template"
             )
         shows = self._has_tools or not config.exclude_tools_when_tool_choice_none
-        self._shown_tools = [tool.for_template() for tool in body.tools or ()] if shows else []
+        self._shown_tools = [tool.for_template() for tool in body.offered_tools] if shows else []
         template = body.chat_template or chat_template_of(tokenizer, self._shown_tools)
         self._speaks_tools = template_knows(template, "tools")
         # A template without tools is told of them in plain JSON, so that is how its model answers.
@@ -121,9 +121,7 @@ class ChatPlan:
         for switch in ("enable_thinking", "thinking"):
             if template_knows(template, switch):
                 return {switch: effort != "none", **given}
-        raise InvalidRequestError(
-            f"reasoning_effort={effort!r}: the chat template of this model knows none", param="reasoning_effort"
-        )
+        return given
 
     def sampling_params(self, params: SamplingParams, prompt_token_ids: Sequence[int]) -> SamplingParams:
         """The parameters of an answer to this prompt: its form, and the markers that must reach the parsers.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -42,7 +43,9 @@ class FakeEngine:
       tops: the most likely tokens of every position, when logprobs are asked for; -1.0, -2.0, ... apart.
       sampled_logprob: the logprob of every sampled or prompt token.
       delay: seconds a step takes.
-      tokens_per_step: tokens a sample gets in one step.
+      tokens_per_step: tokens a sample gets in one step, or in its first step, its second one, and so on; then one.
+      follow_grammars: whether a token that a request's grammar does not allow is replaced by one that it allows: the
+        end if it may be, else the lowest; otherwise such a token fails the request.
       fail_with: raised by the next step.
       queue_limit: live requests from which on `add_request` raises QueueFullError.
       num_free: blocks that nobody holds; a request holds one block for every 16 tokens of its prompt.
@@ -64,7 +67,7 @@ class FakeEngine:
         max_model_len: int = 512,
         num_blocks: int = 64,
         delay: float = 0.0,
-        tokens_per_step: int = 1,
+        tokens_per_step: int | Sequence[int] = 1,
         **config_options,
     ):
         self.script, self.vocab_size, self.eos_token_ids = script, vocab_size, tuple(eos_token_ids)
@@ -75,6 +78,7 @@ class FakeEngine:
         self.num_blocks = self.num_free = num_blocks
         self.tops: list[int] = []
         self.sampled_logprob = -0.5
+        self.follow_grammars = False
         self.fail_with: BaseException | None = None
         self.queue_limit: int | None = None
         self.live: dict[tuple[str, int], Request] = {}
@@ -238,7 +242,7 @@ class FakeEngine:
         if params.max_tokens == 0:
             return self._end(sample, update, "length")
         update.logprobs = None if params.logprobs is None and params.num_samples == params.n else []
-        count = 10**9 if params.use_beam_search else self.tokens_per_step
+        count = 10**9 if params.use_beam_search else self._step_size(sample)
         while len(update.new_token_ids) < count:
             end = self._add_token(sample, update)
             if end is not None:
@@ -248,6 +252,8 @@ class FakeEngine:
     def _add_token(self, sample: Request, update: RequestUpdate) -> tuple[str, int | str | None] | None:
         script = self.script(sample) if callable(self.script) else self.script
         token = script[sample.num_output_tokens % len(script)]
+        if self.follow_grammars and sample.grammar is not None:
+            token = self._allowed(sample.grammar, token)
         if sample.grammar is not None and not sample.grammar.accept(token):
             return "error", sample.grammar.error
         sample.all_token_ids.append(token)
@@ -258,6 +264,18 @@ class FakeEngine:
         if ending is None and sample.grammar is not None and sample.grammar.finished:
             return "stop", None
         return ending
+
+    def _step_size(self, sample: Request) -> int:
+        sizes, before = self.tokens_per_step, sample.num_output_tokens
+        if isinstance(sizes, int):
+            return sizes
+        return next((end - before for end in itertools.accumulate(sizes) if end > before), 1)
+
+    def _allowed(self, grammar: Grammar, token: int) -> int:
+        mask = np.zeros(math.ceil(self.vocab_size / 32), np.int32)
+        grammar.fill(mask)
+        allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+        return next((wanted for wanted in (token, *self.eos_token_ids) if wanted in allowed), int(allowed[0]))
 
     def _logprobs(self, token: int, k: int, ids: list[int] | None = None) -> TokenLogprobs:
         tops = list(range(self.vocab_size)) if k < 0 else self.tops[:k]

@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 
 Message = Mapping[str, Any]
 
-ROLES = ("system", "developer", "user", "assistant", "tool")
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 RENDER_SECONDS = 3.0  # for a template
 MAX_RENDERED = 64 << 20  # characters
+PARTS = ("text", "refusal")  # kinds of parts, and the keys of their texts
 MAX_NUMBER, MAX_DEPTH = 10**6, 32  # in template options: templates multiply texts, and count
 
 _FEW_MESSAGES = 256
@@ -57,6 +58,7 @@ def render_chat(
 
     Args:
       messages: dicts with `role` (one of ROLES) and `content`: text, or a list of `{"type": "text", "text": ...}`.
+        OpenAI's older `function` and `function_call` become `tool` and `tool_calls`, which templates know.
         A template that cannot loop over parts gets them joined by newlines. An assistant's content may be None.
       add_generation_prompt: end with the header of an assistant turn.
       tools: JSON schemas for the template.
@@ -183,15 +185,18 @@ def _message(message: Any, index: int, takes_text: bool, takes_parts: bool) -> d
     checked = {key: value for key, value in message.items() if value is not None and key != "content"}
     if "tool_calls" in checked:
         checked["tool_calls"] = _tool_calls(checked["tool_calls"], f"{where}.tool_calls")
-    if checked.get("function_call") is not None:
-        raise InvalidRequestError(f"{where}.function_call is not supported: use tool_calls", param=where)
+    if "function_call" in checked:
+        call = {"type": "function", "function": checked.pop("function_call")}
+        checked.setdefault("tool_calls", [_tool_call(call, f"{where}.function_call")])
+    if role == "function":
+        checked["role"] = "tool"
     if isinstance(checked.get("reasoning"), str):  # templates know it by the older name
         checked.setdefault("reasoning_content", checked["reasoning"])
     content = message.get("content")
     if content is None:
-        if role != "assistant":
+        if role not in ("assistant", "function"):
             raise InvalidRequestError(f"{where}.content is missing", param=f"{where}.content")
-        content = ""  # a template that prints it must not print "None"
+        content = checked.get("refusal", "")  # a template that prints it must not print "None"
     texts = _texts(content, f"{where}.content")
     if isinstance(content, str):
         checked["content"] = content if takes_text or not takes_parts else [{"type": "text", "text": content}]
@@ -209,11 +214,12 @@ def _texts(content: Any, where: str) -> list[str]:
     texts = []
     for i, part in enumerate(content):
         kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-        if kind != "text":
+        if kind not in PARTS:
             raise InvalidRequestError(f"{where}[{i}] is of type {kind!r}; only 'text' is supported", param=where)
-        if not isinstance(part.get("text"), str):
-            raise InvalidRequestError(f"{where}[{i}].text must be text, not {part.get('text')!r}", param=where)
-        texts.append(_encodable(part["text"], where))
+        text = part.get(kind)
+        if not isinstance(text, str):
+            raise InvalidRequestError(f"{where}[{i}].{kind} must be text, not {text!r}", param=where)
+        texts.append(_encodable(text, where))
     return texts
 
 
@@ -228,7 +234,10 @@ def _encodable(text: str, where: str) -> str:
 
 
 def _tool_calls(calls: Any, where: str) -> list[Any]:
-    """Tool calls with their arguments as objects, which is what templates expect; the wire has them as JSON text."""
+    """Tool calls with their arguments as objects, which is what templates expect; the wire has them as JSON text.
+
+    A call that was cut off has arguments that are no JSON yet: those stay the text they are, as the model wrote them.
+    """
     if not isinstance(calls, Sequence) or isinstance(calls, str):
         raise InvalidRequestError(f"{where} must be a list, not {type(calls).__name__}", param=where)
     return [_tool_call(call, f"{where}[{i}]") for i, call in enumerate(calls)]
@@ -242,8 +251,8 @@ def _tool_call(call: Any, where: str) -> Any:
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
-        except (ValueError, RecursionError) as e:
-            raise InvalidRequestError(f"{where}.function.arguments is not JSON: {e}", param=where) from e
+        except (ValueError, RecursionError):
+            return {**call, "function": {**function, "arguments": _encodable(arguments, where)}}
     if not isinstance(arguments, Mapping):
         raise InvalidRequestError(f"{where}.function.arguments is no JSON object", param=where)
     return {**call, "function": {**function, "arguments": arguments}}

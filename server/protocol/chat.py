@@ -47,12 +47,12 @@ class ChatCompletionRequest(GenerationRequest, ToolFields, TemplateFields):
         max_length=MAX_MESSAGES, fail_fast=True, description="The conversation: objects with `role` and `content`."
     )
     echo: bool | None = Field(None, description="Begin the answer with the last message, if it is the assistant's.")
-    max_completion_tokens: int | None = Field(None, description="Most tokens to generate.")
+    max_completion_tokens: int | None = Field(None, description="OpenAI's newer word for `max_tokens`.")
     logprobs: bool | None = Field(None, description="Logprobs of each token.")
     top_logprobs: int | None = Field(None, description="And of this many most likely ones.")
     include_reasoning: bool | None = Field(None, description="Give the model's thoughts. Default true.")
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = Field(
-        None, description="How much to think, where the chat template can tell the model."
+        None, description="How much to think, for the chat template; one that knows none is unchanged."
     )
     documents: Documents | None = Field(None, description="Documents for the chat template, where it knows any.")
 

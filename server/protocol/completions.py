@@ -19,7 +19,7 @@ class CompletionRequest(GenerationRequest):
     not_yet = NOT_YET_COMPLETION
 
     prompt: Annotated[Prompts, PlainValidator(prompts("prompt", MAX_PROMPTS)), WithJsonSchema(PROMPT_SCHEMA)] = Field(
-        description="Text, token ids, or a list of either."
+        description="Text, token ids, or a list of either. Taken as it is: text that spells a control token becomes it."
     )
     echo: bool | None = Field(None, description="Begin the text with the prompt; logprobs then cover it too.")
     logprobs: int | None = Field(None, description="Logprobs of each token and of this many most likely ones.")

@@ -8,6 +8,8 @@ from pydantic import BaseModel
 from pydantic_core import PydanticCustomError
 
 from jaxpaged.core.sampling_params import MAX_BEAM_WIDTH, MAX_SAMPLES
+from server.errors import shown
+from server.protocol.refused import INSTEAD
 
 _INT32 = 2**31 - 1
 _INT64 = 2**63 - 1
@@ -40,6 +42,19 @@ def invalid(param: str, message: str) -> PydanticCustomError:
     """A fault of a field, which the message names itself."""
     # The message goes in as a value: it may hold braces of the user's.
     return PydanticCustomError("invalid", "{message}", {"param": param, "message": message})
+
+
+def unsupported(param: str, value: Any, where: str = "") -> PydanticCustomError:
+    """A field that asks for what is not built.
+
+    Args:
+      where: what the field is in, with a dot.
+    """
+    if param in INSTEAD:
+        asked = f"{param} is not supported: use {INSTEAD[param]}"
+    else:
+        asked = f"{where}{param}={shown(value)} is not supported"
+    return PydanticCustomError("unsupported", "{message}", {"param": param, "message": asked})
 
 
 def body_schema(model: type[BaseModel]) -> dict[str, Any]:

@@ -34,6 +34,8 @@ NOT_YET_CHAT: dict[str, tuple[Any, ...]] = {
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
     "audio": (),
+    "moderation": (),
+    "prompt_cache_options": (),
     "prediction": (),
     "verbosity": ("medium",),
     "web_search_options": (),
@@ -48,6 +50,13 @@ NOT_YET_EMBEDDING: dict[str, tuple[Any, ...]] = {
     "mm_processor_kwargs": ({},),
     "padding": ("do_not_pad",),
     "truncation_side": ("right",),
+}
+NOT_YET_STRUCTURED: dict[str, tuple[Any, ...]] = {  # within structured_outputs
+    "disable_additional_properties": (False,),
+    "disable_any_whitespace": (False,),
+    "disable_fallback": (False,),
+    "structural_tag": (),
+    "whitespace_pattern": (),
 }
 NOT_YET_TOKENIZE: dict[str, tuple[Any, ...]] = {"media_io_kwargs": ({},), "mm_processor_kwargs": ({},)}
 

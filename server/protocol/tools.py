@@ -51,9 +51,22 @@ class NamedChoice(NamedTuple):
     name: str
 
 
-def _choice(value: Any) -> str | NamedChoice | None:
+class AllowedTools(NamedTuple):
+    """Some of the tools: as if there were no others.
+
+    Attributes:
+      mode: "auto" or "required".
+    """
+
+    mode: str
+    names: tuple[str, ...]
+
+
+def _choice(value: Any) -> str | NamedChoice | AllowedTools | None:
     if value is None or value in ("none", "auto", "required"):
         return value
+    if isinstance(value, dict) and value.get("type") == "allowed_tools":
+        return _allowed(value)
     function = value.get("function") if isinstance(value, dict) and value.keys() == {"type", "function"} else None
     if isinstance(function, dict) and value["type"] == "function" and isinstance(function.get("name"), str):
         return NamedChoice(function["name"])
@@ -61,21 +74,50 @@ def _choice(value: Any) -> str | NamedChoice | None:
     raise invalid("tool_choice", f'tool_choice={shown(value)} is none of "none", "auto", "required", and not {form}')
 
 
+def _allowed(value: dict[str, Any]) -> AllowedTools:
+    allowed = value.get("allowed_tools")
+    if isinstance(allowed, dict) and value.keys() == {"type", "allowed_tools"} and allowed.keys() == {"mode", "tools"}:
+        mode, tools = allowed["mode"], allowed["tools"]
+        if mode in ("auto", "required") and isinstance(tools, list) and 0 < len(tools) <= MAX_TOOLS:
+            names = tuple(choice.name for choice in map(_choice, tools) if isinstance(choice, NamedChoice))
+            if len(names) == len(tools):
+                return AllowedTools(mode, names)
+    form = '{"type": "allowed_tools", "allowed_tools": {"mode": "auto" or "required", "tools": [...]}}'
+    raise invalid("tool_choice", f"tool_choice={shown(value)} is not {form}, with one tool or more")
+
+
+_NAMED_SCHEMA = {
+    "type": "object",
+    "properties": {
+        "type": {"type": "string", "enum": ["function"]},
+        "function": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]},
+    },
+    "required": ["type", "function"],
+    "additionalProperties": False,
+}
+_ALLOWED_SCHEMA = {
+    "type": "object",
+    "properties": {
+        "mode": {"type": "string", "enum": ["auto", "required"]},
+        "tools": {"type": "array", "minItems": 1, "items": _NAMED_SCHEMA},
+    },
+    "required": ["mode", "tools"],
+    "additionalProperties": False,
+}
 _CHOICE_SCHEMA = {
     "anyOf": [
         {"type": "string", "enum": ["none", "auto", "required"]},
+        _NAMED_SCHEMA,
         {
             "type": "object",
-            "properties": {
-                "type": {"type": "string", "enum": ["function"]},
-                "function": {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]},
-            },
-            "required": ["type", "function"],
+            "properties": {"type": {"type": "string", "enum": ["allowed_tools"]}, "allowed_tools": _ALLOWED_SCHEMA},
+            "required": ["type", "allowed_tools"],
+            "additionalProperties": False,
         },
         {"type": "null"},
     ]
 }
-ToolChoice = Annotated[str | NamedChoice | None, PlainValidator(_choice), WithJsonSchema(_CHOICE_SCHEMA)]
+ToolChoice = Annotated[str | NamedChoice | AllowedTools | None, PlainValidator(_choice), WithJsonSchema(_CHOICE_SCHEMA)]
 
 
 def distinct_names(tools: Sequence[Tool]) -> list[str]:
@@ -95,21 +137,30 @@ class ToolFields(Strict):
     )
     tool_choice: ToolChoice = Field(
         None,
-        description="`none`; `auto`, the default: as the model likes; `required`: at least one; or the one to call.",
+        description="`none`; `auto`, the default: as the model likes; `required`: at least one; or the one to call, or some that may be.",
     )
     parallel_tool_calls: bool | None = Field(None, description="false: at most one call. Default true.")
 
     @property
     def choice(self) -> str | NamedChoice:
-        """The choice, "none" if there are no tools."""
+        """The choice, "none" if there are no tools; of some, its mode."""
+        choice = self.tool_choice
         if not self.tools:
             return "none"
-        return "auto" if self.tool_choice is None else self.tool_choice
+        if isinstance(choice, AllowedTools):
+            return choice.mode
+        return "auto" if choice is None else choice
+
+    @property
+    def offered_tools(self) -> list[Tool]:
+        """The tools that the model is told of."""
+        tools, choice = self.tools or [], self.tool_choice
+        return [t for t in tools if t.function.name in choice.names] if isinstance(choice, AllowedTools) else tools
 
     @property
     def callable_tools(self) -> list[Tool]:
         """The tools that may be called."""
-        choice, tools = self.choice, self.tools or []
+        choice, tools = self.choice, self.offered_tools
         if isinstance(choice, NamedChoice):
             return [tool for tool in tools if tool.function.name == choice.name]
         return [] if choice == "none" else tools
@@ -125,5 +176,7 @@ class ToolFields(Strict):
         choice = self.tool_choice
         if not names and choice not in (None, "none", "auto"):
             raise invalid("tool_choice", "tool_choice demands a call, but there are no tools")
-        if isinstance(choice, NamedChoice) and choice.name not in names:
-            raise invalid("tool_choice", f"tool_choice names {choice.name!r:.80}, which is none of the tools")
+        chosen = choice.names if isinstance(choice, AllowedTools) else ()
+        for name in (choice.name,) if isinstance(choice, NamedChoice) else chosen:
+            if name not in names:
+                raise invalid("tool_choice", f"tool_choice names {name!r:.80}, which is none of the tools")

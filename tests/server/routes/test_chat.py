@@ -187,7 +187,10 @@ def test_logprobs_without_top_logprobs(live, says) -> None:
         ({"functions": [{"name": "f"}]}, "functions"),
         ({"function_call": {"name": "f"}}, "function_call"),
         ({"documents": [{"text": "a"}]}, "documents"),
-        ({"reasoning_effort": "high"}, "reasoning_effort"),
+        ({"reasoning_effort": "utmost"}, "reasoning_effort"),
+        ({"moderation": {"type": "auto"}}, "moderation"),
+        ({"prompt_cache_options": {"ttl": "1h"}}, "prompt_cache_options"),
+        ({"structured_outputs": {"regex": "a", "whitespace_pattern": " "}}, "structured_outputs"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"add_generation_prompt": True, "continue_final_message": True}, "continue_final_message"),
         ({"response_format": {"type": "json_schema", "schema": {}}}, "response_format"),
@@ -208,7 +211,7 @@ def test_what_asks_for_nothing_is_accepted(live) -> None:
         "store": False, "modalities": ["text"], "presence_penalty": 0, "frequency_penalty": 0.0, "user": "me",
         "functions": None, "parallel_tool_calls": True, "service_tier": "auto", "metadata": {"a": "b"},
         "stream": False, "stop": None,
-        "reasoning_effort": None,
+        "reasoning_effort": "high", "moderation": None, "prompt_cache_options": None,
     }  # fmt: skip
     response = live.post(PATH, messages=HELLO, **body)
     assert response.status_code == 200, response.text

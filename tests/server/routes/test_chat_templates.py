@@ -92,7 +92,7 @@ def test_variables_of_clients_cannot_make_a_template_run_on(start, monkeypatch) 
         assert refusal(server, chat_template_kwargs={name: True})[0] == "chat_template_kwargs"
 
 
-@pytest.mark.parametrize("kind", ["image_url", "input_audio", "video_url", "file", "refusal", "", None, 3])
+@pytest.mark.parametrize("kind", ["image_url", "input_audio", "video_url", "file", "", None, 3, {}])
 def test_parts_that_are_no_text_are_refused_and_nothing_is_fetched(live, kind) -> None:
     """B26."""
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -53,6 +53,11 @@ def says(live):
     return script
 
 
+def allowed(*names: str, mode: str = "auto") -> dict:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
 def calls_of(message: dict) -> list[tuple[str, str]]:
     return [(call["function"]["name"], call["function"]["arguments"]) for call in message["tool_calls"]]
 
@@ -96,9 +101,8 @@ def test_a_stream_says_the_same_at_any_cut(live, says, tokens_per_step) -> None:
 def test_every_cut_in_two(live) -> None:
     """B47."""
     ids = [*live.tokenizer.byte_ids(HERMES), 2]
-    for place in range(1, len(ids), 3):
-        # The first step yields `place` tokens, the second one the rest.
-        live.play(ids, tokens_per_step=place)
+    for place in range(1, len(ids)):
+        live.play(ids, tokens_per_step=[place, len(ids)])
         assert streamed(live, messages=HELLO, tools=TOOLS) == ("Let me see.", CALLS, "tool_calls"), place
 
 
@@ -256,10 +260,15 @@ def test_a_template_without_tools_is_told_in_plain_json(start) -> None:
         ({"tools": TOOLS, "tool_choice": "always"}, "tool_choice", "'always'"),
         ({"tools": TOOLS, "tool_choice": {"type": "function"}}, "tool_choice", "tool_choice"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice", "'f'"),
+        ({"tools": TOOLS, "tool_choice": allowed("f")}, "tool_choice", "'f', which is none"),
+        ({"tools": TOOLS, "tool_choice": allowed()}, "tool_choice", "one tool or more"),
+        ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools"}}, "tool_choice", "one tool or more"),
+        ({"tools": TOOLS, "tool_choice": allowed("get_time", mode="none")}, "tool_choice", "'none'"),
+        ({"tool_choice": allowed("get_time")}, "tool_choice", "no tools"),
         ({"tool_choice": "required"}, "tool_choice", "no tools"),
         ({"tools": [], "tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice", "no tools"),
         ({"tools": TOOLS, "parallel_tool_calls": "no"}, "parallel_tool_calls", "parallel_tool_calls"),
-        ({"functions": [{"name": "f"}]}, "functions", "use tools"),
+        ({"functions": [{"name": "f"}]}, "functions", "functions is not supported: use tools"),
         ({"function_call": {"name": "f"}}, "function_call", "use tool_choice"),
         (
             {"tools": TOOLS, "tool_choice": "required", "response_format": {"type": "json_object"}},
@@ -290,21 +299,53 @@ def test_wrong_tools_are_refused_by_name(live, fields, param, says) -> None:
         ({"role": "assistant", "tool_calls": "f"}, "messages[1].tool_calls"),
         ({"role": "assistant", "tool_calls": [{"function": {"name": 3}}]}, "messages[1].tool_calls[0]"),
         (
-            {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]},
-            "messages[1].tool_calls[0]",
-        ),
-        (
             {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[1]"}}]},
             "messages[1].tool_calls[0]",
         ),
-        ({"role": "assistant", "function_call": {"name": "f"}}, "messages[1]"),
-        ({"role": "function", "name": "f", "content": "1"}, "messages[1].role"),
+        ({"role": "assistant", "function_call": {"name": 3}}, "messages[1].function_call"),
+        ({"role": "assistant", "refusal": 3}, "messages[1].content"),
+        ({"role": "assistant", "content": [{"type": "refusal"}]}, "messages[1].content"),
+        ({"role": "function", "name": "f", "content": 1}, "messages[1].content"),
         ({"role": "tool", "content": None}, "messages[1].content"),
     ],
 )
 def test_a_wrong_history_is_refused_by_name(live, start, message, param) -> None:
     response = live.post(PATH, messages=[*HELLO, message], tools=TOOLS)
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        ({"tool_calls": [{"function": {"name": "f", "arguments": '{"a": "b'}}]}, r'"arguments": "{\"a\": \"b"'),
+        ({"function_call": {"name": "f", "arguments": '{"a": 1}'}}, '{"name": "f", "arguments": {"a": 1}}'),
+        ({"role": "function", "name": "f", "content": "12 o'clock"}, "[tool]12 o'clock"),
+        ({"content": [{"type": "refusal", "refusal": "No."}, {"type": "text", "text": "Why"}]}, "[assistant]No.\nWhy"),
+        ({"content": None, "refusal": "No!"}, "[assistant]No!"),
+    ],
+)
+def test_a_history_of_older_words_refusals_and_calls_that_were_cut_off(live, message, shown) -> None:
+    """A call whose tokens ran out must not end a conversation: the template gets what the model wrote."""
+    prompts = []
+    live.play(lambda request: prompts.append(request.prompt_token_ids) or [2])
+    response = live.post(PATH, messages=[*HELLO, {"role": "assistant", **message}, *HELLO])
+    assert response.status_code == 200, response.text
+    assert shown in live.tokenizer.decode(prompts[-1], skip_special_tokens=False)
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_some_of_the_tools_may_be_called(live, mode) -> None:
+    """As if there were no others: the model is told of no other, and one that it calls all the same is content."""
+    prompts: list[list[int]] = []
+    choice = allowed("get_time", mode=mode)
+    answer = '<tool_call>{"name": "get_time", "arguments": {}}</tool_call>'
+    answer = '[{"name": "get_time", "arguments": {}}]' if mode == "required" else answer
+    ids = [*live.tokenizer.byte_ids(answer), 2]
+    live.play(lambda request: prompts.append(request.prompt_token_ids) or ids)
+    message = live.post(PATH, messages=HELLO, tools=TOOLS, tool_choice=choice).json()["choices"][0]["message"]
+    assert calls_of(message) == [("get_time", "{}")]
+    text = live.tokenizer.decode(prompts[-1], skip_special_tokens=False)
+    assert "get_time" in text and "get_weather" not in text
 
 
 def test_a_server_that_leaves_no_choice(start) -> None:
