@@ -218,9 +218,15 @@ class AsyncLLM:
         deadline = None if timeout is None else loop.time() + timeout
         while self.num_unfinished and self.error is None and (deadline is None or loop.time() < deadline):
             await asyncio.sleep(0.02)
-        self._delivery.abort_all()
+        self.abort_all()
         await asyncio.sleep(0)  # let their readers see it
         await loop.run_in_executor(None, self.close)
+
+    def abort_all(self) -> None:
+        """Ends all live requests, with finish_reason "abort", and refuses new ones. Call it in the event loop."""
+        self._closing = True
+        self._delivery.abort_all()
+        self._calls.fail_all(EngineDeadError("the engine is shutting down"))
 
     def close(self) -> None:
         """Ends the cores; requests that are still live fail."""
