@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from jaxpaged.config import EngineConfig
@@ -18,6 +19,7 @@ from tests.fake_engine import FakeEngine
 from tests.tiny_tokenizers import TinyTokenizer
 
 LOAD = "tests.scripted_core:load"
+HANGS = "SCRIPTED_CORE_HANGS"  # names a file that a core makes when it hangs
 EOS = 2
 TOKENIZER = tiny_tokenizers.byte_level()
 
@@ -45,6 +47,8 @@ def load(config: EngineConfig, progress: Any) -> tuple[FakeEngine, TinyTokenizer
         elif text == "exit":
             os._exit(3)
         elif text == "hang":
+            if HANGS in os.environ:
+                Path(os.environ[HANGS]).touch()
             time.sleep(600)
         return [5] if text.startswith("long") else [*request.prompt_token_ids, EOS]
 

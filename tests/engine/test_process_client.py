@@ -27,8 +27,9 @@ from jaxpaged.engine import core_service, messages, sockets
 from jaxpaged.engine.async_llm import AsyncLLM
 from jaxpaged.engine.core_devices import device_environment
 from jaxpaged.engine.process_client import ProcessClient
+from jaxpaged.engine.routing import BLOCK_TOKENS
 from jaxpaged.errors import ConfigError, EngineDeadError, InvalidRequestError, ModelError
-from tests.scripted_core import LOAD, TOKENIZER
+from tests.scripted_core import HANGS, LOAD, TOKENIZER
 
 LONG = SamplingParams(max_tokens=400)
 
@@ -168,14 +169,16 @@ def test_a_core_that_fails_says_why(prompt, message) -> None:
         asyncio.run(asyncio.wait_for(test(client), 120))
 
 
-def test_a_core_that_hangs_is_ended_all_the_same() -> None:
+def test_a_core_that_hangs_is_ended_all_the_same(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv(HANGS, str(tmp_path / "hangs"))
+
     async def test(client: ProcessClient) -> None:
         llm = AsyncLLM(client, TOKENIZER)
         task = asyncio.ensure_future(collect(llm, "hang"))
-        while not any(client._router.loads):
+        while not (tmp_path / "hangs").exists():
             await asyncio.sleep(0.001)
         call = asyncio.ensure_future(llm.snapshot())
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0)  # it is on its way
         begin = time.monotonic()
         await llm.shutdown(timeout=0.1)
         assert time.monotonic() - begin < 30
@@ -183,6 +186,37 @@ def test_a_core_that_hangs_is_ended_all_the_same() -> None:
         assert isinstance(results[1], EngineDeadError)
 
     with ready() as client:
+        asyncio.run(asyncio.wait_for(test(client), 120))
+
+
+def test_cores_keep_their_prefixes_and_share_the_rest() -> None:
+    """By prompt and salt, as the router decides it."""
+    prefix, length = "0123456789" * 20, 3 * BLOCK_TOKENS  # a token a character
+
+    async def cores_of(llm: AsyncLLM, *prompts: str, salt: str | None = None) -> list[int]:
+        """The cores that ran these prompts, one after the other."""
+        chosen = []
+        for prompt in prompts:
+            before = [stats.num_prompt_tokens for stats in llm.stats]
+            async for _ in llm.generate(prompt, SamplingParams(max_tokens=1), cache_salt=salt):
+                pass
+            after = [stats.num_prompt_tokens for stats in llm.stats]
+            (core,) = (i for i, (b, a) in enumerate(zip(before, after, strict=True)) if a > b)
+            chosen.append(core)
+        return chosen
+
+    async def test(client: ProcessClient) -> None:
+        llm = AsyncLLM(client, TOKENIZER)
+        assert len(TOKENIZER.encode(prefix)) > length
+        (home,) = set(await cores_of(llm, *(f"{prefix}{i}" for i in range(9))))
+        assert set(await cores_of(llm, *(f"{i} of many, all different" for i in range(8)))) == {0, 1}
+        others = [await cores_of(llm, *[prefix] * 3, salt=f"salt {i}") for i in range(6)]
+        assert all(len(set(cores)) == 1 for cores in others)  # a salt has a home of its own,
+        assert {cores[0] for cores in others} == {0, 1}  # wherever there is room
+        assert await cores_of(llm, f"{prefix} again") == [home]
+        await llm.shutdown(5)
+
+    with ready(num_cores=2) as client:
         asyncio.run(asyncio.wait_for(test(client), 120))
 
 
@@ -292,6 +326,7 @@ PARENT = textwrap.dedent(
     import sys, time
     from jaxpaged.config import EngineConfig
     from jaxpaged.engine.process_client import ProcessClient
+from jaxpaged.engine.routing import BLOCK_TOKENS
 
     client = ProcessClient(EngineConfig(model=sys.argv[1]), num_cores=2, engine="tests.scripted_core:load")
     print(*client.pids, client._folder, flush=True)
