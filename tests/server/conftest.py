@@ -23,6 +23,7 @@ from tests.tiny_tokenizers import TinyTokenizer
 
 EOS = 2
 MODEL = "tiny"
+USUAL = {"tops": [], "sampled_logprob": -0.5, "delay": 0.0, "tokens_per_step": 1, "follow_grammars": False}
 
 
 def echo(request: Any) -> list[int]:
@@ -107,6 +108,14 @@ class LiveServer(RunningServer):
         wait_for(lambda: not self.engine.live and self.llm.num_unfinished == 0)
         assert self.engine.num_free == self.engine.num_blocks
 
+    def check(self) -> None:
+        """Settles; then a fixed request must get its fixed answer."""
+        self.settle()
+        self.play(echo, **USUAL)
+        answer = self.http.post("/v1/completions", json={"prompt": "as ever", "max_tokens": 20, "temperature": 0})
+        assert answer.status_code == 200 and answer.json()["choices"][0]["text"] == "as ever"
+        self.settle()
+
 
 def _not_json(constant: str) -> None:
     raise AssertionError(f"{constant} is not JSON")
@@ -130,9 +139,9 @@ def shared_server() -> Iterator[LiveServer]:
 @pytest.fixture
 def live(shared_server: LiveServer) -> Iterator[LiveServer]:
     """The module's server, quiet and whole before and after each test."""
-    shared_server.play(echo, tops=[], sampled_logprob=-0.5, delay=0.0, tokens_per_step=1)
+    shared_server.play(echo, **USUAL)
     yield shared_server
-    shared_server.settle()
+    shared_server.check()
     assert shared_server.http.get("/health").status_code == 200
 
 
