@@ -8,11 +8,11 @@ from pydantic import BaseModel, Field, model_validator
 
 from server.protocol.fields import invalid
 from server.protocol.generation import GenerationRequest
+from server.protocol.messages import Messages
 from server.protocol.refused import NOT_YET_CHAT
 from server.protocol.structured import structured_field
 from server.protocol.tools import ToolFields
 
-MAX_MESSAGES = 16384
 MAX_DOCUMENTS = 1024
 MAX_TEMPLATE = 1 << 16  # characters
 
@@ -43,9 +43,7 @@ class ChatCompletionRequest(GenerationRequest, ToolFields, TemplateFields):
 
     not_yet = NOT_YET_CHAT
 
-    messages: list[Any] = Field(
-        max_length=MAX_MESSAGES, fail_fast=True, description="The conversation: objects with `role` and `content`."
-    )
+    messages: Messages = Field(description="The conversation.")
     echo: bool | None = Field(None, description="Begin the answer with the last message, if it is the assistant's.")
     max_completion_tokens: int | None = Field(None, description="OpenAI's newer word for `max_tokens`.")
     logprobs: bool | None = Field(None, description="Logprobs of each token.")

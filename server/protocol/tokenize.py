@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field, model_validator
 
 from server.protocol.body import Body
-from server.protocol.chat import MAX_MESSAGES, ChatCompletionRequest, TemplateFields
+from server.protocol.chat import ChatCompletionRequest, TemplateFields
 from server.protocol.fields import invalid
+from server.protocol.messages import Messages
 from server.protocol.refused import NOT_YET_TOKENIZE
 from server.protocol.tools import MAX_TOOLS, Tool, distinct_names
 
@@ -22,9 +23,7 @@ class TokenizeRequest(Body, TemplateFields):
     not_yet = NOT_YET_TOKENIZE
 
     prompt: str | None = Field(None, description="A text.")
-    messages: Annotated[list[Any], Field(max_length=MAX_MESSAGES, fail_fast=True)] | None = Field(
-        None, description="Or a conversation."
-    )
+    messages: Messages | None = Field(None, description="Or a conversation.")
     add_special_tokens: bool | None = Field(
         None, description="Let the tokenizer add its own to a text, default true. Those of a chat, the template writes."
     )

@@ -137,7 +137,7 @@ class ToolFields(Strict):
     )
     tool_choice: ToolChoice = Field(
         None,
-        description="`none`; `auto`, the default: as the model likes; `required`: at least one; or the one, or some of them.",
+        description="`none`; `auto`, the default: as the model likes; `required`: at least one; or one tool, or some.",
     )
     parallel_tool_calls: bool | None = Field(None, description="false: at most one call. Default true.")
 

@@ -31,6 +31,8 @@ def test_the_schema_names_every_field(live) -> None:
     schema = live.http.get("/openapi.json").json()
     body = schema["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     assert {"messages", "max_completion_tokens", "top_logprobs", "stream_options"} <= set(body["properties"])
+    roles = [kind["properties"]["role"]["enum"] for kind in body["properties"]["messages"]["items"]["anyOf"]]
+    assert roles == [["system", "developer", "user"], ["assistant"], ["tool"]]
     assert "$ref" not in str(body) and "$defs" not in str(body)
 
 
