@@ -6,6 +6,8 @@ from typing import Any
 
 from fastapi import FastAPI
 
+from server.answer_schemas import ANSWERS, CHUNKS
+
 _NULL_OR_TEXT = {"type": ["string", "null"]}
 ERROR_SCHEMA = {
     "type": "object",
@@ -37,18 +39,6 @@ _WITH_BODY = {
     408: "The body came too slowly.",
     413: "The body is too large.",
     415: "The body is said to be no JSON, or to be compressed.",
-}
-_STREAMS = frozenset({"/v1/completions", "/v1/chat/completions"})
-# Keys of the object that a route answers.
-_ANSWERS = {
-    "/v1/completions": ("id", "object", "created", "model", "choices", "usage"),
-    "/v1/chat/completions": ("id", "object", "created", "model", "choices", "usage"),
-    "/v1/embeddings": ("object", "model", "data", "usage"),
-    "/v1/models": ("object", "data"),
-    "/v1/models/{name}": ("id", "object", "created", "owned_by", "root", "parent", "max_model_len", "permission"),
-    "/tokenize": ("count", "max_model_len", "tokens"),
-    "/detokenize": ("prompt",),
-    "/version": ("version",),
 }
 
 
@@ -87,7 +77,7 @@ def _complete_operation(operation: dict[str, Any], path: str, method: str, with_
         content = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
         responses.setdefault(str(status), {"description": description, "content": content})
     content = responses["200"].get("content", {})
-    if path in _ANSWERS:
-        content["application/json"] = {"schema": {"type": "object", "required": list(_ANSWERS[path])}}
-    if path in _STREAMS:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+    if path in ANSWERS:
+        content["application/json"] = {"schema": ANSWERS[path]}
+    if path in CHUNKS:
+        content["text/event-stream"] = {"schema": {"type": "string"}, "x-event": CHUNKS[path]}

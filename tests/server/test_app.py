@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import jsonschema_rs
+import pytest
+
 import jaxpaged
 
 
@@ -93,3 +96,24 @@ def test_telemetry_ends_even_if_the_engine_does_not_end_well(start, monkeypatch)
     server.server.should_exit = True
     server.thread.join(60)
     assert closed == [True]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "x", "logprobs": 1}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "logprobs": True}),
+    ],
+)
+def test_the_schema_tells_what_answers_and_events_hold(live, path, body) -> None:
+    live.play([*live.tokenizer.byte_ids('[{"name": "f", "arguments": {"a": 1}}]'), 2])
+    response = live.http.get("/openapi.json").json()["paths"][path]["post"]["responses"]["200"]["content"]
+    whole, event = response["application/json"]["schema"], response["text/event-stream"]["x-event"]
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    for more in ({}, {"tools": tools} if "chat" in path else {"n": 2}):
+        asked = {**body, **more, "max_tokens": 60}
+        jsonschema_rs.validate(whole, live.post(path, **asked).json())
+        for chunk in live.events(path, **asked, stream_options={"include_usage": True}):
+            jsonschema_rs.validate(event, chunk)
+    for wrong in ({}, {"id": "x", "object": "y", "created": 1, "model": "z", "choices": [{"index": "0"}], "usage": {}}):
+        assert not jsonschema_rs.is_valid(whole, wrong) and not jsonschema_rs.is_valid(event, wrong)
