@@ -88,3 +88,8 @@ class EngineDeadError(JaxPagedError, RuntimeError):
 
 class RecompilationError(JaxPagedError, RuntimeError):
     """Strict mode: a program was compiled after warm-up."""
+
+
+def reason(error: BaseException) -> str:
+    """What an exception says, for a message that names what it is about: of the system's, no number and no path."""
+    return getattr(error, "strerror", None) or str(error)

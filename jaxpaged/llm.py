@@ -65,7 +65,7 @@ class LLM:
           engine_options: fields of `EngineConfig`.
         """
         config = engine_config(model, **engine_options)
-        with ProgressBars(enabled=use_tqdm) as bars:
+        with ProgressBars(config.compilation_cache_dir, enabled=use_tqdm) as bars:
             self.engine, self.tokenizer = load_engine(config, bars.update)
         self._grammars = GrammarCompiler(self.tokenizer, self.engine.vocab_size, self.engine.eos_token_ids)
         self._ids = itertools.count()

@@ -1,35 +1,61 @@
-"""Progress bars of loading and warm-up, on standard error."""
+"""How far loading and warm-up are, on standard error: bars in a terminal or notebook, a few plain lines in a log."""
 
 from __future__ import annotations
 
+import os
 import sys
-from typing import Any
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from tqdm.auto import tqdm
-
-# Stage of `load_engine` -> description, unit, whether to scale the unit (B to MB).
-_STAGES = {"load": ("Loading weights", "B", True), "warm-up": ("Compiling programs", "program", False)}
-
 
 _LOG_SECONDS = 10.0  # between two lines where each refresh is a new one
 
 
+class _Stage(NamedTuple):
+    title: str
+    unit: str
+    scaled: bool  # B to MB
+    format: str
+
+
+_PLAIN = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}]"  # no time left: the last programs take the longest
+_STAGES = {
+    "load": _Stage("Loading weights", "B", True, "{l_bar}{bar}{r_bar}"),
+    "warm-up": _Stage("Preparing programs", "program", False, _PLAIN),
+}
+
+
 def progress_bar(**options: Any) -> tqdm:
     """A bar on standard error; options are tqdm's. In a log file, which keeps every state of it, it seldom moves."""
-    redraws = sys.stderr.isatty() or "ipykernel" in sys.modules
-    return tqdm(mininterval=0.1 if redraws else _LOG_SECONDS, **options)
+    return tqdm(mininterval=0.1 if _redraws() else _LOG_SECONDS, **options)
+
+
+def programs_folder(option: str | None) -> Path | None:
+    """Where compiled programs are kept; None: nowhere.
+
+    Args:
+      option: `compilation_cache_dir`. None: where JAX is told to, else the user's cache; "": nowhere.
+    """
+    if option == "":
+        return None
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(option or os.environ.get("JAX_COMPILATION_CACHE_DIR") or cache / "jaxpaged" / "xla")
 
 
 class ProgressBars:
-    """One bar a stage; a context manager, whose `update` is the `progress` argument of `load_engine`.
+    """Tells of each stage; a context manager, whose `update` is the `progress` argument of `load_engine`.
 
     Attributes:
       totals: stage -> its total.
     """
 
-    def __init__(self, *, enabled: bool = True):
+    def __init__(self, cache_option: str | None = None, *, enabled: bool = True):
+        """Args: cache_option: `compilation_cache_dir`, of which is told before programs are compiled."""
         self.totals: dict[str, int] = {}
-        self._enabled = enabled
+        self._enabled, self._cache_option = enabled, cache_option
+        self._started: dict[str, float] = {}
         self._bars: dict[str, tqdm] = {}
 
     def __enter__(self) -> ProgressBars:
@@ -40,14 +66,53 @@ class ProgressBars:
             bar.close()
 
     def update(self, stage: str, done: int, total: int) -> None:
-        """Moves the bar of `stage` to `done` of `total`."""
+        """`stage` is at `done` of `total`."""
         self.totals[stage] = total
         if not self._enabled:
             return
+        begins = stage not in self._started
+        if begins:
+            self._started[stage] = time.monotonic()
+            if stage == "warm-up":
+                print(_about_programs(self._cache_option), file=sys.stderr, flush=True)
+        if _redraws():
+            self._draw(stage, done, total)
+        else:
+            self._log(stage, done, total, begins)
+
+    def _draw(self, stage: str, done: int, total: int) -> None:
         if stage not in self._bars:
-            description, unit, scale = _STAGES.get(stage, (stage, "it", False))
-            self._bars[stage] = progress_bar(total=total, desc=description, unit=unit, unit_scale=scale)
+            told = _stage(stage)
+            self._bars[stage] = progress_bar(
+                total=total, desc=told.title, unit=told.unit, unit_scale=told.scaled, bar_format=told.format
+            )
         bar = self._bars[stage]
         bar.update(done - bar.n)
         if done >= total:
             bar.close()
+
+    def _log(self, stage: str, done: int, total: int, begins: bool) -> None:
+        told = _stage(stage)
+        amount = f"{tqdm.format_sizeof(total)}{told.unit}" if told.scaled else f"{total} {told.unit}s"
+        if begins:
+            print(f"{told.title}: {amount}", file=sys.stderr, flush=True)
+        if done >= total:
+            seconds = time.monotonic() - self._started[stage]
+            print(f"{told.title}: done after {seconds:.1f} s", file=sys.stderr, flush=True)
+
+
+def _redraws() -> bool:
+    return sys.stderr.isatty() or "ipykernel" in sys.modules
+
+
+def _stage(name: str) -> _Stage:
+    return _STAGES.get(name, _Stage(name, "it", False, _PLAIN))
+
+
+def _about_programs(cache_option: str | None) -> str:
+    folder = programs_folder(cache_option)
+    if folder is None:
+        return "Every start compiles the programs, which takes a while: compilation_cache_dir is off."
+    return (
+        f"The first start compiles the programs, which takes a while, and keeps them in {folder}; later ones read them."
+    )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
 
-from jaxpaged.errors import ConfigError
+from jaxpaged.errors import ConfigError, reason
 from server.config import ServerConfig
 
 
@@ -22,7 +22,7 @@ def configured_keys(config: ServerConfig) -> tuple[str, ...]:
     try:
         lines = Path(config.api_key_file).read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as e:
-        raise ConfigError(f"api_key_file={config.api_key_file!r} cannot be read: {e}") from None
+        raise ConfigError(f"api_key_file={config.api_key_file!r} cannot be read: {reason(e)}") from None
     keys = [line.strip() for line in lines if line.strip()]
     if not keys:
         raise ConfigError(f"api_key_file={config.api_key_file!r} holds no key")

@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import itertools
 import sys
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable
 
 import msgspec
 
+from jaxpaged.config import EngineConfig
 from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.engine.engine import Engine
 from jaxpaged.engine.load import load_engine
 from jaxpaged.engine.output import RequestMetrics, RequestOutput
 from jaxpaged.engine.output_processor import OutputProcessor
-from jaxpaged.errors import InvalidRequestError
 from jaxpaged.progress import ProgressBars
 from jaxpaged.text.chat import render_chat
 from jaxpaged.text.tokenizer import Tokenizer
-from server.options.flags import engine_config_of
 
 
-def chat(arguments: argparse.Namespace) -> int:
-    """Answers one prompt or holds a conversation; the exit status."""
-    params = SamplingParams(temperature=arguments.temperature, top_p=arguments.top_p, max_tokens=arguments.max_tokens)
-    prompts = _prompts(arguments.prompt)
+def chat(config: EngineConfig, params: SamplingParams, prompts: Iterable[str], system: str | None) -> int:
+    """Answers the prompts, as one conversation; the exit status."""
     started = time.monotonic()
-    with ProgressBars() as bars:  # one request at a time needs few programs
-        engine, tokenizer = load_engine(engine_config_of(arguments, max_num_seqs=1), bars.update)
+    with ProgressBars(config.compilation_cache_dir) as bars:
+        engine, tokenizer = load_engine(config, bars.update)
     print(f"ready after {time.monotonic() - started:.1f} s", file=sys.stderr)
-    conversation = Conversation(engine, tokenizer, params, arguments.system)
+    conversation = Conversation(engine, tokenizer, params, system)
     try:
         for prompt in prompts:
             for text in conversation.ask(prompt):
@@ -43,28 +39,6 @@ def chat(arguments: argparse.Namespace) -> int:
         print(file=sys.stderr)
         return 130
     return 0
-
-
-def _prompts(prompt: str | None) -> Iterator[str]:
-    """The prompt given, or all of stdin, or what is typed until it ends. Read before the model is loaded."""
-    if prompt is None and sys.stdin.isatty():
-        return _typed()
-    prompt = sys.stdin.read().strip() if prompt is None else prompt
-    if not prompt:
-        raise InvalidRequestError("the prompt is empty", param="prompt")
-    return iter([prompt])
-
-
-def _typed() -> Iterator[str]:
-    print("Ctrl-D ends the conversation.", file=sys.stderr)
-    while True:
-        try:
-            line = input("> ").strip()
-        except EOFError:
-            print(file=sys.stderr)
-            return
-        if line:
-            yield line
 
 
 class Conversation:

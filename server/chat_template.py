@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from jaxpaged.errors import ConfigError
+from jaxpaged.errors import ConfigError, reason
 
 
 def read_chat_template(value: str) -> str:
@@ -22,7 +22,7 @@ def read_chat_template(value: str) -> str:
             text = Path(value).read_text("utf-8")
     except (OSError, ValueError) as e:  # not to be read, or too long for a name
         if "{" not in value:
-            raise ConfigError(f"chat_template={value!r:.200} cannot be read: {e}") from e
+            raise ConfigError(f"chat_template={value!r:.200} cannot be read: {reason(e)}") from e
     if "{" not in text:
         raise ConfigError(f"chat_template={value!r:.200} is no file, and no template: it has no braces")
     return text

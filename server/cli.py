@@ -12,16 +12,18 @@ from collections.abc import Sequence
 from jaxpaged import __version__
 from jaxpaged.errors import JaxPagedError
 from server.commands import add_chat_command, add_serve_command
-from server.options.flags import nearest
+from server.options.flags import in_flags, nearest
+from server.options.vllm import undotted
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; the exit status. Mistakes of the user's are one line on stderr."""
+    arguments = argparse.Namespace()
     try:
         arguments = parse(sys.argv[1:] if argv is None else argv)
         return arguments.run(arguments)
     except JaxPagedError as e:
-        print(f"jaxpaged: error: {e}", file=sys.stderr)
+        print(f"jaxpaged: error: {in_flags(str(e), arguments)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
@@ -39,10 +41,13 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     words[: len(flags)] = [_with_dashes(word) for word in flags]
     arguments, extra = build_parser().parse_known_args(words)
     command: argparse.ArgumentParser = arguments.parser
+    wrong: list[str] = list(getattr(arguments, "vllm_refused", ()))
     for word in extra if "--" not in extra else extra[: extra.index("--")]:
         if word.startswith("-") and word != "-":  # a value that follows may be a secret: it is not shown
             name = word.partition("=")[0]
-            command.error(f"unknown option {name}{nearest(name, command._option_string_actions)}")
+            wrong.append(f"unknown option {name}{nearest(name, command._option_string_actions)}")
+    if wrong:
+        command.error("\n  ".join(wrong))
     extra = [word for word in extra if word != "--"]
     if extra and getattr(arguments, "prompt", "") is None:  # argparse takes none after a flag
         arguments.prompt = extra.pop(0)
@@ -50,6 +55,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         command.error(f"unexpected argument {extra[0]!r}")
     if "finish" in arguments:
         arguments.finish(arguments)
+    for message in getattr(arguments, "vllm_ignored", ()):
+        print(f"jaxpaged: warning: {message}", file=sys.stderr)
     return arguments
 
 
@@ -57,13 +64,18 @@ def build_parser() -> argparse.ArgumentParser:
     """The parser with all commands."""
     parser = argparse.ArgumentParser(prog="jaxpaged", description="LLM serving in pure JAX.", allow_abbrev=False)
     parser.add_argument("--version", "-v", action="version", version=f"jaxpaged {__version__}")
-    parser.set_defaults(parser=parser)
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    parser.set_defaults(parser=parser, run=_print_help)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     add_serve_command(commands)
     add_chat_command(commands)
     version = commands.add_parser("version", help="print the version")
     version.set_defaults(run=_print_version)
     return parser
+
+
+def _print_help(arguments: argparse.Namespace) -> int:
+    arguments.parser.print_help()
+    return 0
 
 
 def _print_version(_: argparse.Namespace) -> int:
@@ -76,7 +88,7 @@ def _with_dashes(word: str) -> str:
     if not word.startswith("--"):
         return word
     name, equals, value = word.partition("=")
-    return name.replace("_", "-") + equals + value
+    return undotted(name.replace("_", "-") + equals + value)
 
 
 if __name__ == "__main__":

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import Any
 
+from jaxpaged import __version__
 from jaxpaged.config import EngineConfig
+from server.api_keys import configured_keys
+from server.chat_prompts import read_prompts
+from server.listen import Listener
 from server.options.file import read_options
 from server.options.flags import API_KEY_VARIABLE, add_flags, engine_config_of, flags, server_config_of
 from server.options.vllm import add_vllm_flags
@@ -79,18 +84,41 @@ def _finish_serve(arguments: argparse.Namespace) -> None:
         arguments.parser.error(
             "MODEL is missing; if there is a flag that takes several values, MODEL must come before it"
         )
-    given = {**options, **vars(arguments)}
+    ignored = (*options.pop("vllm_ignored", ()), *arguments.vllm_ignored)
+    given = {**options, **vars(arguments), "vllm_ignored": ignored}
     vars(arguments).update(given, model=models[0] if models else options["model"])
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    configs = engine_config_of(arguments), server_config_of(arguments)  # a wrong option is found at once
-    from server.serve import serve
+    """What is wrong with the options, the model's name, the keys or the port is found before the slow imports."""
+    engine, server = engine_config_of(arguments), server_config_of(arguments)
+    configured_keys(server)
+    with Listener(server) as listener:
+        announce(engine)
+        from server.serve import serve
 
-    return serve(*configs)
+        return serve(engine, server, listener)
 
 
 def _chat(arguments: argparse.Namespace) -> int:
+    from jaxpaged.core.sampling_params import SamplingParams
+
+    config = engine_config_of(arguments, max_num_seqs=1)  # one request at a time needs few programs
+    params = SamplingParams(temperature=arguments.temperature, top_p=arguments.top_p, max_tokens=arguments.max_tokens)
+    prompts = read_prompts(arguments.prompt)
+    announce(config)
     from server.chat import chat
 
-    return chat(arguments)
+    return chat(config, params, prompts, arguments.system)
+
+
+def announce(config: EngineConfig) -> None:
+    """Says what is to be loaded, if it may be there: the imports alone take seconds.
+
+    Raises:
+      ModelError: it is no model.
+    """
+    from jaxpaged.checkpoint.source import local_model
+
+    local_model(config.model)
+    print(f"jaxpaged {__version__}: loading {config.model}", file=sys.stderr, flush=True)

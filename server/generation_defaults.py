@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxpaged.core.sampling_params import SamplingParams
-from jaxpaged.errors import ConfigError, InvalidRequestError
+from jaxpaged.errors import ConfigError, InvalidRequestError, reason
 from server.config import ServerConfig
 
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -59,7 +59,7 @@ def _read(folder: Path) -> Mapping[str, Any]:
     try:
         content = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as e:
-        raise ConfigError(f"generation_config={str(folder)!r}: {path} cannot be read: {e}") from e
+        raise ConfigError(f"generation_config={str(folder)!r}: {path} cannot be read: {reason(e)}") from e
     if not isinstance(content, dict):
         raise ConfigError(f"generation_config={str(folder)!r}: {path} holds no JSON object")
     return content

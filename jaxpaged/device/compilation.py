@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import threading
-from pathlib import Path
 
 import jax
 from jax import monitoring
+
+from jaxpaged.progress import programs_folder
 
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 
@@ -40,8 +40,6 @@ def use_persistent_cache(folder: str | None) -> None:
         return
     if folder is None and jax.config.values["jax_compilation_cache_dir"]:
         return
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    path = Path(folder) if folder else cache / "jaxpaged" / "xla"
-    jax.config.update("jax_compilation_cache_dir", str(path))
+    jax.config.update("jax_compilation_cache_dir", str(programs_folder(folder)))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)

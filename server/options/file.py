@@ -10,13 +10,13 @@ import yaml
 
 from jaxpaged.errors import ConfigError
 from server.options.flags import Flag, nearest
-from server.options.vllm import ALONE, VLLM_FLAGS, refusal
+from server.options.vllm import ALONE, VLLM_FLAGS, refusal, warning
 
 MAX_BYTES = 64 * 1024
 
 
 def read_options(path: str, flags: Iterable[Flag]) -> dict[str, Any]:
-    """What a file says: argument (a flag's `dest`, or "model") -> value.
+    """What a file says: argument (a flag's `dest`, or "model") -> value; and "vllm_ignored" -> warnings, if any.
 
     Raises:
       ConfigError: naming the file, the line and the key.
@@ -33,6 +33,8 @@ def read_options(path: str, flags: Iterable[Flag]) -> dict[str, Any]:
         except (ValueError, yaml.YAMLError) as e:
             raise ConfigError(f"{where}: {e}") from e
         if not dest:
+            if option is not None:
+                found["vllm_ignored"] = (*found.get("vllm_ignored", ()), f"{where}: {option}")
             continue
         if dest in seen:
             raise ConfigError(f"{where}: is given in line {seen[dest]} already")
@@ -66,7 +68,7 @@ def _entries(path: str) -> list[tuple[yaml.ScalarNode, yaml.Node]]:
 
 
 def _option(name: str, node: yaml.Node, by_name: Mapping[str, Flag]) -> tuple[str, Any]:
-    """An argument and its value; no argument ("") where nothing is asked for."""
+    """An argument and its value; no argument ("") where nothing is asked for, or a warning is all."""
     if name == "--model":
         return "model", _text(node)
     flag, positive = by_name.get(name), by_name.get("--" + name.removeprefix("--no-"))
@@ -81,6 +83,7 @@ def _option(name: str, node: yaml.Node, by_name: Mapping[str, Flag]) -> tuple[st
         message = refusal(name, ALONE if text.lower() == "true" else text)
         if message is not None:
             raise ValueError(message)
+        return "", warning(name)
     return "", None
 
 

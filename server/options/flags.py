@@ -41,7 +41,7 @@ _GROUPS = {
     "devices": ("tensor_parallel_size", "data_parallel_size", "attention_implementation", "overlap", "warmup",
                 "compilation_cache_dir", "strict", "debug_kernels"),
     "listening": ("host", "port", "uds", "ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "root_path",
-                  "shutdown_timeout"),
+                  "engine_timeout", "shutdown_timeout"),
     "access": ("api_key", "api_key_file", "isolate_api_keys", "allowed_origins", "allowed_methods", "allowed_headers",
                "allow_credentials", "disable_fastapi_docs", "page",
                "enable_public_page", "admin_api_key"),
@@ -188,8 +188,23 @@ def add_flags(parser: argparse.ArgumentParser, wanted: Iterable[Flag]) -> None:
 
 def nearest(name: str, names: Iterable[str]) -> str:
     """`; did you mean ...?` of the known name that is most like this one, or nothing."""
-    found = difflib.get_close_matches(name, names, n=1, cutoff=0.7)
+    found = difflib.get_close_matches(name, names, n=1, cutoff=0.8)
     return f"; did you mean {found[0]}?" if found else ""
+
+
+def in_flags(message: str, arguments: argparse.Namespace) -> str:
+    """A message about fields in the words of the command line: `--block-size 15` for `block_size=15`.
+
+    Only a name of several words is surely one; another is where a value follows.
+    """
+    options = arguments.parser._option_string_actions.values() if "parser" in arguments else ()
+    for field in {action.dest.rpartition(".")[2] for action in options}:
+        if isinstance(field, str) and field.isidentifier():
+            flag = "--" + field.replace("_", "-")
+            message = re.sub(rf"(?<![\w/.-]){field}=", f"{flag} ", message)
+            if "_" in field:
+                message = re.sub(rf"(?<![\w/.-]){field}(?![\w/.-])", flag, message)
+    return message
 
 
 def given(arguments: argparse.Namespace, config: type) -> dict[str, Any]:

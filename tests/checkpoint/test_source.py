@@ -178,7 +178,7 @@ def test_a_file_that_is_no_gguf(tmp_path):
 
 
 def test_folder_without_a_model(tmp_path):
-    with pytest.raises(ModelNotFoundError, match=r"neither a config\.json nor a \.gguf"):
+    with pytest.raises(ModelNotFoundError, match=rf"^{tmp_path} has neither a config\.json nor a \.gguf"):
         open_model(tmp_path)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ModelError, match=r"config\.json cannot be read"):

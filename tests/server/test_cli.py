@@ -55,7 +55,15 @@ def test_chat_answers_on_stdout_and_reports_on_stderr(fake, capsys) -> None:
     assert main(["chat", "demo", "hello", "--max-tokens", "50"]) == 0
     out, err = capsys.readouterr()
     assert out == "Hi 🔥\n"
-    for part in ("Loading weights", "Compiling programs", "8 tokens", "tokens/s", "first token after", "3 programs"):
+    for part in (
+        "Loading weights",
+        "Preparing programs",
+        "8 tokens",
+        "tokens/s",
+        "first token after",
+        "3 programs",
+        "loading demo",
+    ):
         assert part in err
     assert fake.wanted.max_num_seqs == 1 and fake.num_free == fake.num_blocks
 
@@ -138,7 +146,7 @@ def test_mistakes_are_one_line(arguments, capsys) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["serve", "demo", "--no-such-flag", "4"], ["serve"], [], ["serve", "x", "--max-model", "64"]]
+    "arguments", [["serve", "demo", "--no-such-flag", "4"], ["serve"], ["serve", "x", "--max-model", "64"]]
 )
 def test_unknown_flags_are_refused(arguments, capsys) -> None:
     with pytest.raises(SystemExit) as error:
@@ -222,15 +230,54 @@ def test_a_taken_port_is_found_before_the_weights_load(monkeypatch, capsys) -> N
     assert f"127.0.0.1:{port}" in err and "in use" in err and err.count("\n") == 1
 
 
+def test_mistakes_are_found_before_anything_slow_is_imported(tmp_path) -> None:
+    """A taken port, a folder without a model, a file of keys that is not there."""
+    code = (
+        "import sys; from server.cli import main; status = main(sys.argv[1:]);"
+        "print(status, {'jax', 'fastapi', 'transformers', 'uvicorn'} & sys.modules.keys())"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        for arguments, said in (
+            (["serve", "demo", "--port", port], "in use"),
+            (["serve", str(tmp_path), "--port", "0"], f"error: {tmp_path} has neither"),
+            (["serve", "demo", "--api-key-file", "/no/keys"], "--api-key-file '/no/keys' cannot be read: No such file"),
+        ):
+            done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, cwd=ROOT)
+            assert done.stdout == "1 set()\n", done
+            assert said in done.stderr and done.stderr.count("\n") == 1 and "Errno" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--block-size", "15"], "--block-size 15 "),
+        (["--max_num_seqs", "0"], "--max-num-seqs 0 "),
+        (["--ssl-keyfile", "key.pem"], "--ssl-keyfile needs --ssl-certfile"),
+        (["--port", "70000"], "--port 70000 "),
+    ],
+)
+def test_errors_name_the_flag_that_was_given(arguments, said, capsys) -> None:
+    assert main(["serve", "demo", *arguments]) == 1
+    assert capsys.readouterr().err.startswith(f"jaxpaged: error: {said}")
+
+
+def test_without_a_command_there_is_help(capsys) -> None:
+    assert main([]) == 0
+    assert "serve a model over HTTP" in capsys.readouterr().out
+
+
 SERVE = textwrap.dedent(
     """
     import functools
     import sys
+    import server.commands
     import server.serve
     from server.cli import main
     from tests.scripted_core import LOAD, TOKENIZER
 
     server.serve.ProcessClient = functools.partial(server.serve.ProcessClient, engine=LOAD)
+    server.commands.announce = lambda config: None  # no model has such a name
     server.serve.open_front = lambda config: (TOKENIZER, {})
     sys.exit(main(["serve", "echo delay=0.02", "--served-model-name", "tiny", *sys.argv[1:]]))
     """

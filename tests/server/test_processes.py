@@ -29,11 +29,13 @@ SERVE = textwrap.dedent(
     """
     import functools
     import sys
+    import server.commands
     import server.serve
     from server.cli import main
     from tests.scripted_core import LOAD, TOKENIZER
 
     server.serve.ProcessClient = functools.partial(server.serve.ProcessClient, engine=LOAD)
+    server.commands.announce = lambda config: None  # no model has such a name
     server.serve.open_front = lambda config: (TOKENIZER, {})
     sys.exit(main(["serve", *sys.argv[1:], "--served-model-name", "tiny", "--generation-config", "vllm"]))
     """
@@ -48,10 +50,18 @@ class Served:
       http: a client of it.
     """
 
-    def __init__(self, model: str, cores: int):
+    def __init__(self, model: str, cores: int, *more: str):
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = free.getsockname()[1]
-        options = ["--port", str(self.port), "--data-parallel-size", str(cores), "--uvicorn-log-level", "warning"]
+        options = [
+            "--port",
+            str(self.port),
+            "--data-parallel-size",
+            str(cores),
+            "--uvicorn-log-level",
+            "warning",
+            *more,
+        ]
         self.child = subprocess.Popen(
             [sys.executable, "-c", SERVE, model, *options],
             env={**os.environ, "PYTHONPATH": str(ROOT)},

@@ -74,6 +74,13 @@ def test_an_empty_file(write, text) -> None:
     assert engine_config_of(parse(["serve", "m", "--config", write(text)])) == EngineConfig(model="m")
 
 
+def test_what_makes_no_difference_is_a_warning(write, capsys) -> None:
+    path = write("trust-remote-code: true\nenable-log-outputs: false\n")
+    parse(["serve", "m", "--config", path])
+    err = capsys.readouterr().err
+    assert err.startswith(f"jaxpaged: warning: {path}:1: trust-remote-code: ") and err.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("text", "line", "parts"),
     [
@@ -89,7 +96,7 @@ def test_an_empty_file(write, text) -> None:
         ("dtype: int4", 1, ("dtype", "none of auto")),
         ("api-key: [[a]]", 1, ("api-key", "single value")),
         ("override-generation-config: {a: [1]}", 1, ("single value",)),
-        ("trust-remote-code: true", 1, ("trust-remote-code", "never run")),
+        ("enable-lora: true", 1, ("enable-lora", "merge the adapter")),
         ("speculative-config: {method: ngram}", 1, ("speculative-config", "not built")),
         ("pipeline-parallel-size: 2", 1, ("pipeline-parallel-size",)),
         ("a: &x 1\nport: *y", 2, ("undefined alias",)),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
+from pathlib import Path
+
 import pytest
 
 from jaxpaged.config import EngineConfig
@@ -9,7 +12,7 @@ from server.cli import main, parse
 from server.config import ServerConfig
 from server.options import values
 from server.options.flags import API_KEY_VARIABLE, engine_config_of, flags, server_config_of
-from server.options.vllm import ALONE, VLLM_FLAGS
+from server.options.vllm import VLLM_FLAGS
 
 
 @pytest.mark.parametrize(
@@ -109,20 +112,71 @@ def refused(capsys, *words: str, status: int = 2) -> str:
     return err.splitlines()[-1]
 
 
-@pytest.mark.parametrize("name", sorted(set(VLLM_FLAGS) - {name for flag in flags() for name in flag.names}))
-def test_flags_of_vllm_that_are_not_built_say_so(name, capsys) -> None:
-    flag = VLLM_FLAGS[name]
-    for value in flag.neutral:  # these ask for nothing
-        parse(["serve", "m", name, *([value] if value != ALONE else [])])
-    if flag.advice:
-        message = refused(capsys, "m", name, "something")
-        assert name in message and flag.advice in message
+VLLM_SERVE_FLAGS = [
+    line for line in (Path(__file__).parent / "vllm_serve_flags.txt").read_text().splitlines() if line[0] != "#"
+]
+
+
+def serve_actions() -> dict[str, argparse.Action]:
+    return parse(["serve", "m"]).parser._option_string_actions
+
+
+def test_every_flag_of_vllm_is_known() -> None:
+    """Each takes a value where vLLM's does; what is ours besides has its own test."""
+    actions = serve_actions()
+    for line in VLLM_SERVE_FLAGS:
+        name = line.removesuffix("=")
+        assert name in actions, name
+        assert (actions[name].nargs != 0) == (name != line), name
+
+
+def test_flags_of_vllm_are_refused_ignored_or_so_anyway(capsys) -> None:
+    """All of a kind in one command line: each is told of, with why."""
+    own = {name for flag in flags() for name in flag.names}
+    table = {name: flag for name, flag in VLLM_FLAGS.items() if name not in own}
+    neutral = [[name, value] if value else [name] for name, flag in table.items() for value in flag.neutral]
+    ignored, wrong = ({n: f for n, f in table.items() if f.advice and f.ignored is kind} for kind in (True, False))
+
+    parse(["serve", "m", *(word for words in neutral for word in words)])
+    assert capsys.readouterr().err == ""
+    parse(
+        ["serve", "m", *(word for name, flag in ignored.items() for word in [name, *["something"] * bool(flag.nargs)])]
+    )
+    assert capsys.readouterr().err.splitlines() == [
+        f"jaxpaged: warning: {name} makes no difference here: {flag.advice}" for name, flag in ignored.items()
+    ]
+    with pytest.raises(SystemExit):
+        main(
+            [
+                "serve",
+                "m",
+                *(word for name, flag in wrong.items() for word in [name, *["something"] * bool(flag.nargs)]),
+            ]
+        )
+    err = capsys.readouterr().err
+    for name, flag in wrong.items():
+        assert f"{name} is vLLM's and not built here: {flag.advice}\n" in err
+
+
+def test_values_of_ignored_flags_are_not_the_model(capsys) -> None:
+    line = "-O3 --max-log-len 100 --compilation-config.mode=3 --enforce_eager m --trust-remote-code"
+    assert parse(["serve", *line.split()]).model == "m"
+    assert capsys.readouterr().err.count("makes no difference") == 5
+
+
+def test_all_bad_flags_are_told_at_once(capsys) -> None:
+    with pytest.raises(SystemExit):
+        main(["serve", "m", "--quantization", "awq", "--no-such-flag", "4", "--enable-lora", "--enforce-eager"])
+    err = capsys.readouterr().err
+    assert all(name in err for name in ("--quantization is", "unknown option --no-such-flag", "--enable-lora is"))
+    assert "warning" not in err
 
 
 @pytest.mark.parametrize(
     ("line", "parts"),
     [
         ("m --max-model 64", ("unknown option --max-model", "did you mean --max-model-len?")),
+        ("m --data-paralel-size 2", ("did you mean --data-parallel-size?",)),
         ("m --api-keys hunter2", ("unknown option --api-keys", "did you mean --api-key?")),
         ("m --max-model-len=4 --foo=hunter2", ("unknown option --foo",)),
         ("m other", ("unexpected argument 'other'",)),
@@ -148,12 +202,12 @@ def test_wrong_command_lines(line, parts, capsys) -> None:
 @pytest.mark.parametrize(
     ("line", "parts"),
     [
-        ("-tp 2", ("tensor_parallel_size=2", "not built yet")),
-        ("--tensor-parallel-size 0", ("tensor_parallel_size=0",)),
-        ("--port 70000", ("port=70000",)),
-        ("--ssl-keyfile k", ("ssl_keyfile needs ssl_certfile",)),
-        ("--shutdown-timeout -1", ("shutdown_timeout=-1",)),
-        ("--block-size 24", ("block_size=24", "power of two")),
+        ("-tp 2", ("--tensor-parallel-size 2", "not built yet")),
+        ("--tensor-parallel-size 0", ("--tensor-parallel-size 0",)),
+        ("--port 70000", ("--port 70000",)),
+        ("--ssl-keyfile k", ("--ssl-keyfile needs --ssl-certfile",)),
+        ("--shutdown-timeout -1", ("--shutdown-timeout -1",)),
+        ("--block-size 24", ("--block-size 24", "power of two")),
     ],
 )
 def test_options_out_of_range(line, parts, capsys) -> None:
