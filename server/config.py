@@ -16,6 +16,7 @@ LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 
 _SECONDS = (
     "request_timeout", "request_header_timeout", "request_body_timeout", "slow_reader_timeout", "keep_alive_timeout",
+    "engine_timeout",
 )  # fmt: skip
 
 
@@ -69,6 +70,8 @@ class ServerConfig:
       exclude_tools_when_tool_choice_none: do not tell the model of tools that it may not call.
       reasoning_parser: how the model marks its thoughts, which then come as `reasoning_content`: deepseek_r1, qwen3 or
         think. None: they stay in the content.
+      engine_timeout: seconds after which an engine that answers nothing counts as dead: its requests fail, and the
+        server ends. A step must not take so long, even one that compiles. None: never.
       shutdown_timeout: how many seconds SIGTERM waits for running requests.
       admin_api_key: keys of the administrator, for POST /reset_prefix_cache, /start_profile and /stop_profile, which
         are forbidden without one; they serve as `api_key` too.
@@ -116,6 +119,7 @@ class ServerConfig:
     tool_call_parser: str | None = None
     exclude_tools_when_tool_choice_none: bool = False
     reasoning_parser: str | None = None
+    engine_timeout: float | None = 300.0
     shutdown_timeout: float = 30.0
     admin_api_key: tuple[str, ...] = ()
     profiler_dir: str | None = None

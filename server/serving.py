@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from fastapi import Request
@@ -22,6 +23,8 @@ from server.errors import APIError
 from server.logprobs import LogprobFormat
 from server.protocol.body import EngineBody
 from server.protocol.generation import GenerationRequest
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,19 @@ class Serving:
         """How this request wants its logprobs."""
         hidden = frozenset() if body.skip_special_tokens is False else self.llm.tokenizer.special_ids
         return LogprobFormat(self.llm.tokenizer, as_ids=bool(body.return_tokens_as_token_ids), hidden_ids=hidden)
+
+
+async def within(seconds: float, work: Awaitable[T]) -> T:
+    """What the engine's cores answer.
+
+    Raises:
+      APIError: 504 if they do not.
+    """
+    try:
+        async with asyncio.timeout(seconds):
+            return await work
+    except TimeoutError:
+        raise APIError(504, f"the engine has not answered within {seconds:g} seconds", code="engine_timeout") from None
 
 
 def serving(http: Request) -> Serving:

@@ -19,6 +19,9 @@ logger = logging.getLogger(__name__)
 CALLS = frozenset({"reset_prefix_cache", "snapshot", "start_profile", "stop_profile"})
 """Methods of the engine that may be called by name."""
 
+PING = "ping"
+"""The call that only wants an answer."""
+
 
 class EngineCore:
     """Drives an engine: one thread calls `receive`, another one `run`. Running requests wait for neither.
@@ -140,6 +143,8 @@ class EngineCore:
             self._send(self._answer(message))
 
     def _answer(self, call: Call) -> Answer:
+        if call.method == PING:
+            return Answer(call.call_id)
         method = getattr(self._engine, call.method, None) if call.method in CALLS else None
         try:
             if method is None:

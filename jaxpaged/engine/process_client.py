@@ -16,6 +16,7 @@ import msgspec
 import zmq
 
 from jaxpaged.config import EngineConfig, engine_config
+from jaxpaged.engine.core import PING
 from jaxpaged.engine.core_child import CoreChild, exit_reason
 from jaxpaged.engine.core_client import OnDeath, OnMessage
 from jaxpaged.engine.core_devices import device_environment
@@ -34,6 +35,7 @@ from jaxpaged.engine.messages import (
 )
 from jaxpaged.engine.routing import Router
 from jaxpaged.engine.sockets import core_socket, front_socket, listening, private_folder, sending
+from jaxpaged.engine.watchdog import Watchdog
 from jaxpaged.errors import ConfigError, EngineDeadError, InvalidRequestError
 
 logger = logging.getLogger(__name__)
@@ -41,6 +43,7 @@ logger = logging.getLogger(__name__)
 ENGINE = "jaxpaged.engine.load:load_engine"
 MAX_CORES = 256  # an index is a byte
 
+_PING_ID = -1  # of calls whose answers nobody waits for
 _SECONDS_TO_REPORT = 2.0  # for the last words of a core that has exited to be read
 
 
@@ -54,12 +57,13 @@ class ProcessClient:
 
     grammars = None  # the cores have compilers of their own
 
-    def __init__(self, config: EngineConfig, *, num_cores: int = 1, engine: str = ENGINE):
+    def __init__(self, config: EngineConfig, *, num_cores: int = 1, engine: str = ENGINE, timeout: float | None = None):
         """Starts the cores; `wait_until_ready` returns when they can be used.
 
         Args:
           engine: "MODULE:NAME" of the function that makes a core's engine, with the arguments and result of
             `load_engine`.
+          timeout: seconds after which a core that says nothing, and asks nothing, counts as dead. None: never.
 
         Raises:
           ConfigError: the config holds a function, or there are fewer devices than cores.
@@ -80,6 +84,7 @@ class ProcessClient:
         self._events: queue.SimpleQueue[tuple[int, FromCore | BaseException]] = queue.SimpleQueue()
         self._on_message: OnMessage = lambda core, message: self._events.put((core, message))
         self._on_death: OnDeath = lambda core, error: self._events.put((core, error))
+        self._watchdog = None if timeout is None else Watchdog(num_cores, timeout, self._ping, self._fell_silent)
         self._folder, self._context = private_folder(), zmq.Context()
         self._start_children(engine, options, environments)
 
@@ -135,6 +140,8 @@ class ProcessClient:
             lost = dict(self._lost)
         for core, error in lost.items():
             on_death(core, error)
+        if self._watchdog is not None:
+            self._watchdog.start()
 
     def add(self, request: AddRequest) -> int:
         try:
@@ -165,6 +172,8 @@ class ProcessClient:
             self._closed = True
             for socket in self._outbound:
                 socket.close(0)
+        if self._watchdog is not None:
+            self._watchdog.stop()
         for reported in self._reported:
             reported.set()  # nobody waits for last words any more
         for child in self._children:
@@ -210,6 +219,8 @@ class ProcessClient:
         except (ValueError, RecursionError) as error:  # DecodeError and UnicodeDecodeError are ValueErrors
             logger.error("dropped a message of %d bytes that is none of ours: %s", sum(map(len, frames)), error)
             return
+        if self._watchdog is not None:
+            self._watchdog.heard(index)
         if isinstance(message, Died):
             self._lose(index, EngineDeadError(message.message))
             self._reported[index].set()
@@ -218,6 +229,12 @@ class ProcessClient:
             self._on_message(index, message)
         except Exception:
             logger.exception("a message of engine core %d could not be handled", index)
+
+    def _ping(self, core: int) -> None:
+        self._send_if_alive(core, Call(_PING_ID, PING))
+
+    def _fell_silent(self, core: int) -> None:
+        self._lose(core, EngineDeadError(f"engine core {core} stands still: it has not answered for too long"))
 
     def _exited(self, core: int, status: int) -> None:
         if status >= 0 and not self._closed:  # then its last words may be on their way

@@ -9,7 +9,10 @@ from fastapi.responses import Response
 
 from server.api_keys import ApiKeys
 from server.errors import APIError
-from server.serving import serving
+from server.serving import serving, within
+
+SECONDS_TO_ANSWER = 30.0
+SECONDS_TO_PROFILE = 300.0  # a long trace is long in the writing
 
 
 async def administrator(http: Request) -> None:
@@ -29,7 +32,7 @@ router = APIRouter(dependencies=[Depends(administrator)])
 @router.post("/reset_prefix_cache", response_class=Response)
 async def reset_prefix_cache(http: Request) -> Response:
     """Forgets every cached prefix. Live requests go on."""
-    await serving(http).llm.reset_prefix_cache()
+    await within(SECONDS_TO_ANSWER, serving(http).llm.reset_prefix_cache())
     return Response(status_code=200)
 
 
@@ -41,7 +44,7 @@ async def start_profile(http: Request) -> Response:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as e:
         raise APIError(500, f"profiler_dir={str(folder)!r} cannot be made: {e.strerror}") from e
-    await serving(http).llm.start_profile(str(folder))
+    await within(SECONDS_TO_PROFILE, serving(http).llm.start_profile(str(folder)))
     return Response(status_code=200)
 
 
@@ -49,7 +52,7 @@ async def start_profile(http: Request) -> Response:
 async def stop_profile(http: Request) -> Response:
     """Ends the trace and writes it, for which the engine stands still."""
     _profiler_dir(http)
-    await serving(http).llm.stop_profile()
+    await within(SECONDS_TO_PROFILE, serving(http).llm.stop_profile())
     return Response(status_code=200)
 
 

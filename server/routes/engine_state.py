@@ -17,9 +17,11 @@ from jaxpaged import __version__
 from jaxpaged.engine.async_llm import AsyncLLM
 from jaxpaged.engine.observer import RequestEnd, StepTokens, WatchedRequest
 from jaxpaged.engine.stats import EngineStats
+from server.serving import within
 
 PATH = "/engine/state"
 SECONDS_FRESH = 0.3  # for so long, one snapshot serves all who ask
+SECONDS_TO_ANSWER = 10.0
 NUM_FIRST_TOKENS = 40
 
 router = APIRouter()
@@ -28,7 +30,7 @@ router = APIRouter()
 @router.get(PATH)
 async def engine_state(http: Request) -> Response:
     """The state of each core."""
-    plain, packed = await http.app.state.engine_state.get()
+    plain, packed = await within(SECONDS_TO_ANSWER, http.app.state.engine_state.get())
     headers = {"Cache-Control": "no-store", "Vary": "Accept-Encoding", "X-Content-Type-Options": "nosniff"}
     if "gzip" in http.headers.get("accept-encoding", ""):
         return Response(packed, headers={**headers, "Content-Encoding": "gzip"}, media_type="application/json")
