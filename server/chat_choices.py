@@ -42,7 +42,7 @@ class ChatChoices:
         for completion in output.outputs:
             if completion.index not in self._begun:
                 self._begun.add(completion.index)
-                yield self._piece(completion.index, {"role": "assistant", "content": ""})
+                yield self._piece(completion.index, {"role": "assistant", "content": "", "refusal": None})
                 if self._echo:
                     yield self._piece(completion.index, {"content": self._echo})
             beside = {"logprobs": self._logprobs(completion), **self._token_ids(completion)}
@@ -63,7 +63,8 @@ class ChatChoices:
         return said
 
     def _message(self, completion: CompletionOutput) -> dict[str, Any]:
-        return {"role": "assistant", "content": self._echo + completion.text, "refusal": None}
+        text = self._echo + completion.text
+        return {"role": "assistant", "content": text, "refusal": None, "annotations": []}
 
     def _deltas(self, completion: CompletionOutput) -> Sequence[dict[str, Any]]:
         """What a completion's delta adds to the message, a piece a chunk."""

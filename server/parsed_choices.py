@@ -42,7 +42,8 @@ class ParsedChoices(ChatChoices):
         calls = [_call(i, {"id": _new_id(), "type": "function"}, *call) for i, call in enumerate(message.calls)]
         content = self._echo + message.content
         only_else = bool(calls or message.reasoning) and not content
-        answer: dict[str, Any] = {"role": "assistant", "content": None if only_else else content, "refusal": None}
+        answer: dict[str, Any] = {"role": "assistant", "content": None if only_else else content}
+        answer |= {"refusal": None, "annotations": []}
         if self._parsers[completion.index].reasoning is not None and self._gives_reasoning:
             answer["reasoning_content"] = answer["reasoning"] = message.reasoning or None
         if calls:

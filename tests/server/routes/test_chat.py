@@ -50,7 +50,7 @@ def test_an_answer_has_the_form_of_openais(live, says) -> None:
         "choices": [
             {
                 "index": 0,
-                "message": {"role": "assistant", "content": "Hi 🔥", "refusal": None},
+                "message": {"role": "assistant", "content": "Hi 🔥", "refusal": None, "annotations": []},
                 "logprobs": None,
                 "finish_reason": "stop",
                 "stop_reason": None,
@@ -67,7 +67,7 @@ def test_a_stream_has_the_form_of_openais(live, says) -> None:
     assert usage["choices"] == [] and usage["usage"]["completion_tokens"] == 8
     assert all(c["usage"] is None for c in chunks)
     first, *middle, last = [c["choices"][0] for c in chunks]
-    assert first["delta"] == {"role": "assistant", "content": ""}
+    assert first["delta"] == {"role": "assistant", "content": "", "refusal": None}
     assert "".join(c["delta"]["content"] for c in middle) == "Hi 🔥"
     assert all(c["finish_reason"] is None for c in (first, *middle))
     assert (last["delta"], last["finish_reason"]) == ({}, "stop")

@@ -57,7 +57,8 @@ def test_thoughts_are_told_apart(live, says, tokens_per_step) -> None:
     says(ANSWER, tokens_per_step)
     answer = live.post(PATH, messages=HELLO).json()
     assert answer["choices"][0]["message"] == {
-        "role": "assistant", "content": "Hi", "refusal": None, "reasoning": "Hm 日.", "reasoning_content": "Hm 日.",
+        "role": "assistant", "content": "Hi", "refusal": None, "annotations": [],
+        "reasoning": "Hm 日.", "reasoning_content": "Hm 日.",
     }  # fmt: skip
     thoughts = len(ANSWER.partition("\n\nHi")[0].encode())
     assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": thoughts}
@@ -94,7 +95,7 @@ def test_thoughts_that_do_not_end(live) -> None:
 def test_thoughts_may_be_left_out(live, says) -> None:
     says(ANSWER)
     message = live.post(PATH, messages=HELLO, include_reasoning=False).json()["choices"][0]["message"]
-    assert message == {"role": "assistant", "content": "Hi", "refusal": None}
+    assert message == {"role": "assistant", "content": "Hi", "refusal": None, "annotations": []}
     assert streamed(live, messages=HELLO, include_reasoning=False)[:2] == ("", "Hi")
 
 
@@ -164,5 +165,10 @@ def test_without_a_parser_thoughts_are_content(start) -> None:
     server = start(tiny_tokenizers.byte_level(TEMPLATE))
     server.play([*server.tokenizer.byte_ids(ANSWER), 2])
     answer = server.post(PATH, messages=HELLO).json()
-    assert answer["choices"][0]["message"] == {"role": "assistant", "content": ANSWER, "refusal": None}
+    assert answer["choices"][0]["message"] == {
+        "role": "assistant",
+        "content": ANSWER,
+        "refusal": None,
+        "annotations": [],
+    }
     assert "completion_tokens_details" not in answer["usage"]

@@ -110,7 +110,7 @@ def test_an_answer_without_calls(live, says) -> None:
     for answer in ("Hi 🔥", "<tool_call>no", '{"name": "get_time"}', "a < b\n"):
         says(answer)
         (choice,) = live.post(PATH, messages=HELLO, tools=TOOLS).json()["choices"]
-        assert choice["message"] == {"role": "assistant", "content": answer, "refusal": None}
+        assert choice["message"] == {"role": "assistant", "content": answer, "refusal": None, "annotations": []}
         assert choice["finish_reason"] == "stop"
         assert streamed(live, messages=HELLO, tools=TOOLS) == (answer, [], "stop")
 

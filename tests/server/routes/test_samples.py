@@ -86,7 +86,7 @@ def test_a_streamed_chat(samples, merging) -> None:
         parts[choice["index"]].append(choice)
     assert sorted(parts) == [0, 1, 2]
     for index, (first, *middle, last) in parts.items():
-        assert first["delta"] == {"role": "assistant", "content": ""}
+        assert first["delta"] == {"role": "assistant", "content": "", "refusal": None}
         assert "".join(c["delta"]["content"] for c in middle) == TEXTS[index]
         assert all("role" not in c["delta"] and c["finish_reason"] is None for c in middle)
         assert (last["delta"], last["finish_reason"]) == ({}, "stop")
