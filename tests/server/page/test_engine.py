@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Page, expect
 
 from jaxpaged.config import EngineConfig
-from jaxpaged.core.snapshot import EngineSnapshot
+from jaxpaged.core.snapshot import EngineSnapshot, RequestSnapshot, block_map
 from jaxpaged.engine.async_llm import AsyncLLM
 from jaxpaged.engine.core_client import InProcessClient
 from jaxpaged.engine.load import load_engine
@@ -72,6 +72,55 @@ def test_samples_of_one_request_share_their_blocks(live, tab) -> None:
         page.hover("#map", position={"x": 5, "y": 5})
         expect(page.locator("#readout")).to_contain_text("shared by 3")
     live.settle()
+
+
+def prefix_shared(num_blocks: int) -> EngineSnapshot:
+    """Two requests whose first two blocks are the same, and one of their own each; then one that is cached."""
+    told = [
+        RequestSnapshot(f"cmpl-{name}#0", 0, "running", 40, 1, 40, 32, 100, 3, 0, 1.0) for name in ("first", "second")
+    ]
+    owners, blocks = block_map(num_blocks, [[1, 2, 3], [1, 2, 4]], [5])
+    return EngineSnapshot(16, num_blocks, 4, 1, 2, 0, told, owners, blocks)
+
+
+def colours(page: Page, num_blocks: int) -> list[str]:
+    """The colour of each block's cell, near its lower left corner; so few are drawn as large as can be."""
+    return page.evaluate(
+        """(count) => {
+          const map = document.getElementById("map");
+          const { data } = map.getContext("2d").getImageData(0, 0, map.width, map.height);  // once: it is slow
+          const columns = Math.floor(parseFloat(map.style.width) / 20), pitch = map.width / columns;
+          return Array.from({ length: count }, (_, i) => {
+            const x = Math.floor((i % columns) * pitch + 3), y = Math.floor(Math.floor(i / columns) * pitch + 15);
+            return data.slice(4 * (y * map.width + x), 4 * (y * map.width + x + 1)).join();
+          });
+        }""",
+        num_blocks,
+    )
+
+
+def test_requests_with_one_prefix_share_its_blocks_and_each_kind_has_a_colour(live, tab, monkeypatch) -> None:
+    """What is drawn: two blocks shared by both, one of each, a cached one, and free ones."""
+
+    class Llm:
+        stats = (EngineStats(),)
+
+        async def snapshot(self) -> list[EngineSnapshot]:
+            return [prefix_shared(64)]
+
+    monkeypatch.setattr(live.app.state.engine_state, "_llm", Llm())
+    page = tab(live).open("/#engine")
+    expect(page.locator("#map")).to_have_attribute("data-shared", "2")
+    expect(page.locator("#map")).to_have_attribute("data-owned", "4")
+    shared, again, first, second, cached, free, *others = colours(page, 64)
+    assert shared == again and set(others) == {free}
+    assert len({shared, first, second, cached, free, "0,0,0,0"}) == 6
+    page.focus("#map")
+    for key, said in (("Home", "Block 1: shared by 2: first, second"), ("ArrowRight", "Block 2: shared by 2: first")):
+        page.keyboard.press(key)
+        expect(page.locator("#readout")).to_contain_text(said)
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("#readout")).to_have_text("Block 3: first")
 
 
 def test_each_core_has_a_map(live, tab, monkeypatch) -> None:
