@@ -11,10 +11,11 @@ import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from server.config import ServerConfig
-from server.errors import APIError, error_object
+from server.errors import APIError, error_object, shown
 
 MAX_HEAD_BYTES = 64 << 10
 MAX_HEADERS = 256
+_ONCE = (b"host", b"authorization", b"transfer-encoding", b"content-length", b"content-type")
 # For a body that nobody reads to come in: closing on it would lose the answer.
 SECONDS_TO_LINGER = 2.0
 BYTES_TO_LINGER = 64 << 20
@@ -88,7 +89,8 @@ class BoundedConnection(HttpToolsProtocol):
         self._count(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        super().on_header(name, value)
+        if self._in_head:  # behind a body, where anybody on the way may have added them, they are not looked at
+            super().on_header(name, value)
         self._count(len(name) + len(value))
 
     def _count(self, num_bytes: int) -> None:
@@ -98,6 +100,10 @@ class BoundedConnection(HttpToolsProtocol):
             raise self._refusal  # the parser ends, and calls `send_400_response`
 
     def on_headers_complete(self) -> None:
+        fault = _fault(self.headers, self.parser.get_http_version())
+        if fault is not None:
+            self._refusal = fault
+            raise fault
         self._in_head, self._begun, self._in_body, self._unread = False, False, True, 0
         if self._head_timer is not None:
             self._head_timer.cancel()
@@ -221,6 +227,20 @@ class _GentlyClosed:
 
     def __init__(self, transport: asyncio.Transport, close: Callable[[], None]):
         self.write, self.is_closing, self.close = transport.write, transport.is_closing, close
+
+
+def _fault(headers: list[tuple[bytes, bytes]], version: str) -> APIError | None:
+    """What a proxy may understand otherwise than we do: one of us would be fooled."""
+    names = [name for name, _ in headers]
+    for name in _ONCE:
+        if names.count(name) > 1:
+            return APIError(400, f"the request has {names.count(name)} headers {name.decode()}")
+    if version == "1.1" and b"host" not in names:
+        return APIError(400, "the request has no header host")
+    coding = next((value for name, value in headers if name == b"transfer-encoding"), b"chunked")
+    if coding.strip().lower() != b"chunked":
+        return APIError(501, f"Transfer-Encoding is {shown(coding.decode('latin-1'))}; only chunked is known")
+    return None
 
 
 def _too_large() -> APIError:
