@@ -32,25 +32,15 @@ ADMIN_KEY = "sk-admin"
 SMALL = {"n": 2, "best_of": 2, "beam_width": 2, "max_tokens": 8, "max_completion_tokens": 8}
 REQUIRED_OF = {"/v1/completions": "prompt", "/v1/chat/completions": "messages", "/v1/embeddings": "input"}
 REQUIRED = frozenset(REQUIRED_OF.values())
-TEXTS = {"anyOf": [{"type": "string"}, {"type": "array", "minItems": 1, "items": {"type": "string"}}]}
-MESSAGES = {
-    "type": "array",
-    "minItems": 1,
-    "maxItems": 3,
-    "items": {
-        "type": "object",
-        "required": ["role", "content"],
-        "additionalProperties": False,
-        "properties": {"role": {"enum": ["system", "user", "assistant"]}, "content": {"type": "string"}},
-    },
-}
+FEW = 3  # messages, parts, texts, tokens
+LAST_TOKEN = 200
 
 
 @pytest.fixture(scope="module")
 def fuzzed(tmp_path_factory) -> Iterator[LiveServer]:
     folder = tmp_path_factory.mktemp("traces")
     server = LiveServer(tiny_tokenizers.byte_level(), admin_api_key=(ADMIN_KEY,), profiler_dir=str(folder))
-    server.play(list(server.tokenizer.byte_ids("Hi!")))
+    server.play(list(server.tokenizer.byte_ids("Hi!")), follow_grammars=True)
     yield server
     server.settle()
     assert server.post("/v1/completions", prompt="x", max_tokens=3).json()["choices"][0]["text"] == "Hi!"
@@ -58,19 +48,32 @@ def fuzzed(tmp_path_factory) -> Iterator[LiveServer]:
 
 
 def small(schema: Any) -> Any:
-    """A schema that generates no long outputs, and conversations that are some."""
+    """A schema that generates no long outputs, and few and short things of what there may be many of."""
     if isinstance(schema, dict):
         schema = {key: small(value) for key, value in schema.items()}
-        if "messages" in schema.get("properties", {}):
-            schema["properties"]["messages"] = MESSAGES
-        for name in {"prompt", "input"} & schema.get("properties", {}).keys():
-            schema["properties"][name] = TEXTS
+        for name in REQUIRED & schema.get("properties", {}).keys():
+            schema["properties"][name] = few(schema["properties"][name])
         for name, most in SMALL.items():
             for kind in schema.get("properties", {}).get(name, {}).get("anyOf", ()):
                 if kind.get("type") == "integer":
                     kind["maximum"] = most
         return schema
     return [small(item) for item in schema] if isinstance(schema, list) else schema
+
+
+def few(schema: Any) -> Any:
+    """Of every list, one to FEW items; no other keys of objects; tokens that there are."""
+    if isinstance(schema, list):
+        return [few(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    schema = {key: few(value) for key, value in schema.items()}
+    bounds = {
+        "array": {"minItems": 1, "maxItems": FEW},
+        "object": {"additionalProperties": False},
+        "integer": {"minimum": 0, "maximum": LAST_TOKEN},
+    }
+    return {**schema, **bounds.get(str(schema.get("type")), {})}
 
 
 def operations() -> list[tuple[str, str]]:
