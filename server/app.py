@@ -72,7 +72,7 @@ def _wrap(app: FastAPI, config: ServerConfig, telemetry: Telemetry) -> None:
     keys = configured_keys(config)
     app.add_middleware(Gate, config=config, keys=ApiKeys((*keys, *config.admin_api_key)) if keys else None)
     complete_openapi(app, with_keys=bool(keys))
-    app.add_middleware(Answers, watch=telemetry.http)
+    app.add_middleware(Answers, watch=telemetry.http, log_requests=config.enable_log_requests)
     if config.allowed_origins:  # outermost: a refusal too must be readable for a page that is allowed
         app.add_middleware(
             CORSMiddleware,

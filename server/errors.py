@@ -18,6 +18,7 @@ from jaxpaged.errors import (
     RequestTooLargeError,
     UnsupportedError,
 )
+from server.http_watch import CURRENT
 
 logger = logging.getLogger("jaxpaged.server")
 RETRY_SECONDS = 1  # what a client is told when the queue is full
@@ -45,7 +46,7 @@ class ClientGone(Exception):
     """The client closed the connection before it was answered."""
 
 
-def error_object(error: BaseException) -> tuple[int, dict[str, object]]:
+def error_object(error: BaseException) -> tuple[int, dict[str, dict[str, Any]]]:
     """The HTTP status and the error object of an exception."""
     message, param, code = str(error), getattr(error, "param", None), None
     if isinstance(error, APIError):
@@ -73,6 +74,8 @@ def _type(status: int) -> str:
 def error_response(error: BaseException) -> Response:
     """The response to an exception."""
     status, body = error_object(error)
+    if (request := CURRENT.get()) is not None:
+        request.error = body["error"]["code"], body["error"]["param"]
     headers = {"Retry-After": str(RETRY_SECONDS)} if isinstance(error, QueueFullError) else None
     headers = getattr(error, "headers", None) or headers
     return Response(msgspec.json.encode(body), status, headers, media_type="application/json")

@@ -28,6 +28,7 @@ class HttpRequest:
       request_id: the client's `X-Request-Id`, or one that was given to it.
       scope: as ASGI tells it.
       route: the template of its path, of which there are few; "none" before it is found, or if it was turned away.
+      error: `code` and `param` of the error that it is answered with.
       started: when it came, as `time.perf_counter` tells it.
     """
 
@@ -35,6 +36,7 @@ class HttpRequest:
     scope: Any
     route: str = NO_ROUTE
     started: float = field(default_factory=time.perf_counter)
+    error: tuple[str | None, str | None] = (None, None)
 
     @property
     def method(self) -> str:

@@ -16,6 +16,7 @@ from server.api_keys import ApiKeys
 from server.config import ServerConfig
 from server.errors import RETRY_SECONDS, APIError, error_response, logger
 from server.http_watch import HttpWatch
+from server.request_log import log_refusal
 
 # Probes must work without a key and under any load; everything else is denied by default.
 OPEN_PATHS = frozenset({"/health", "/ping", "/version"})
@@ -31,8 +32,8 @@ class Answers:
     And HEAD is answered as GET: the HTTP server leaves out the body.
     """
 
-    def __init__(self, app: Any, watch: HttpWatch):
-        self._app, self._watch = app, watch
+    def __init__(self, app: Any, watch: HttpWatch, *, log_requests: bool = False):
+        self._app, self._watch, self._log_requests = app, watch, log_requests
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -67,6 +68,8 @@ class Answers:
             await error_response(e)(scope, receive, send_with_id)
         finally:
             self._watch.end(watched, status)
+            if status is not None and status >= 400:
+                log_refusal(watched, status, enabled=self._log_requests)
 
 
 class Gate:

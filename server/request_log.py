@@ -9,7 +9,7 @@ import msgspec
 from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.engine.observer import RequestEnd, StepTokens, WatchedRequest
 from jaxpaged.engine.stats import EngineStats
-from server.http_watch import CURRENT
+from server.http_watch import CURRENT, HttpRequest
 
 logger = logging.getLogger("jaxpaged.requests")
 # Numbers and switches only: all others hold what the user wrote.
@@ -18,6 +18,11 @@ _TOLD = (
     "repetition_penalty", "min_tokens", "max_tokens", "timeout", "logprobs", "prompt_logprobs", "ignore_eos",
     "use_beam_search", "beam_width",
 )  # fmt: skip
+# Names that an error may blame; another one may be the user's own word.
+_FIELDS = frozenset(SamplingParams.__struct_fields__) | {
+    "model", "prompt", "messages", "input", "stream", "stream_options", "response_format", "structured_outputs",
+    "tools", "tool_choice", "max_completion_tokens", "suffix", "echo", "user",
+}  # fmt: skip
 
 
 class RequestLog:
@@ -30,12 +35,15 @@ class RequestLog:
 
     def __init__(self, model_name: str, *, enabled: bool):
         self._model_name, self._enabled = model_name, enabled
+        self._http_ids: dict[WatchedRequest, str] = {}  # of live requests: they end in nobody's context
 
     def on_added(self, request: WatchedRequest) -> None:
         """Logs the start."""
+        http = CURRENT.get()
+        if http is not None:
+            self._http_ids[request] = http.request_id
         if not self._enabled:
             return
-        http = CURRENT.get()
         logger.info(
             "request %s: %s, model %s, %d prompt tokens, %s",
             printable(request.request_id),
@@ -50,6 +58,7 @@ class RequestLog:
 
     def on_finished(self, request: WatchedRequest, end: RequestEnd) -> None:
         """Logs the end."""
+        http_id = self._http_ids.pop(request, "-")
         failed = end.reason == "error"
         if not failed and not self._enabled:
             return
@@ -66,7 +75,25 @@ class RequestLog:
             metrics.num_output_tokens,
             "-" if first is None else f"{first:.3f}",
             "-" if finished is None else f"{finished - metrics.arrival_time:.3f}",
+            extra={"request_id": http_id},
         )
+
+
+def log_refusal(request: HttpRequest, status: int, *, enabled: bool) -> None:
+    """Logs an answer that is an error: one of 5xx always, others if `enabled`. Nothing of what it says is told."""
+    if status < 500 and not enabled:
+        return
+    code, param = request.error
+    details = [f"code {code}"] * bool(code) + [f"param {param}"] * (param in _FIELDS)
+    logger.log(
+        logging.WARNING if status >= 500 else logging.INFO,
+        "%s %s was answered %d%s",
+        request.method,
+        request.route,
+        status,
+        f" ({', '.join(details)})" if details else "",
+        extra={"request_id": request.request_id},
+    )
 
 
 def printable(request_id: str) -> str:

@@ -86,6 +86,7 @@ def _serve(client: EngineCoreClient, tokenizer: Tokenizer, config: ServerConfig,
         DrainingServer(
             uvicorn.Config(
                 app,
+                log_config=None,  # see log_format
                 lifespan="on",  # what fails at the start is an error, not a server that never drains
                 log_level=config.uvicorn_log_level,
                 access_log=not config.disable_uvicorn_access_log,

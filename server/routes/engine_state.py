@@ -81,8 +81,9 @@ class EngineState:
 
 
 def is_no_poll(record: logging.LogRecord) -> bool:
-    """A filter of the access log: an open page would add two lines a second."""
-    return f"{PATH} HTTP" not in record.getMessage()
+    """A filter of the access log: an open page alone would add two lines a second, and probes are no news."""
+    message = record.getMessage()
+    return not any(f"{path} HTTP" in message for path in (PATH, "/health", "/ping", "/metrics"))
 
 
 def _encoded(state: dict[str, Any]) -> tuple[bytes, bytes]:

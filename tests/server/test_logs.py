@@ -17,6 +17,7 @@ from jaxpaged.engine.stats import EngineStats
 from server.http_watch import CURRENT, HttpRequest
 from server.log_format import add_request_id, configure_logging
 from server.request_log import RequestLog
+from server.routes.engine_state import is_no_poll
 from server.stats_log import StatsLog
 from tests.server.conftest import EOS, wait_for
 
@@ -45,7 +46,31 @@ def test_a_request_is_logged_at_its_start_and_end(start, logged):
     assert re.fullmatch(
         r"INFO request cmpl-mine: stop after 4 tokens, first token after [\d.]+ s, [\d.]+ s in all", ended
     )
-    assert logged.records[0].request_id == "mine"
+    assert [r.request_id for r in logged.records if r.name == "jaxpaged.requests"] == ["mine", "mine"]
+
+
+def test_what_is_refused_is_a_line_without_its_words(start, logged):
+    """Its id, route, status, code and field; only where requests are logged."""
+    for enabled in (False, True):
+        server = start(enable_log_requests=enabled, api_key=("KEYSECRET",))
+        headers = {"X-Request-Id": "no", "Authorization": "Bearer KEYSECRET"}
+        server.http.post("/v1/completions", json={"prompt": "PROMPTSECRET", "temperature": -1}, headers=headers)
+        server.http.get("/v1/PATHSECRET", headers={**headers, "Authorization": "Bearer OTHERSECRET"})
+        assert bool(lines(logged)) is enabled
+    assert lines(logged) == [
+        "INFO POST /v1/completions was answered 400 (param temperature)",
+        "INFO GET none was answered 401 (code invalid_api_key)",
+    ]
+    assert [r.request_id for r in logged.records if r.name == "jaxpaged.requests"] == ["no", "no"]
+
+
+def test_probes_are_not_in_the_access_log():
+    def told(path: str) -> bool:
+        record = logging.LogRecord("uvicorn.access", logging.INFO, "", 0, '%s - "%s %s HTTP/%s" %d', (), None)
+        record.args = ("127.0.0.1:1", "GET", path, "1.1", 200)
+        return is_no_poll(record)
+
+    assert [path for path in ("/health", "/metrics", "/engine/state", "/v1/models") if told(path)] == ["/v1/models"]
 
 
 def test_no_request_is_logged_unless_asked_for(start, logged):
@@ -65,10 +90,13 @@ def test_what_ends_with_an_error_is_always_logged(start, logged):
         headers={"X-Request-Id": "unlucky"},
     )
     assert response.json()["error"]["code"] == "generation_error"
-    wait_for(lambda: lines(logged))
-    (line,) = lines(logged)
+    wait_for(lambda: len(lines(logged)) == 2)
+    line, answer = lines(logged)
     assert line.startswith("WARNING request cmpl-unlucky: error (")
-    assert [r.getMessage() for r in logged.records if r.levelno >= logging.WARNING] == [line.removeprefix("WARNING ")]
+    assert answer == "WARNING POST /v1/completions was answered 500 (code generation_error)"
+    assert [r.getMessage() for r in logged.records if r.levelno >= logging.WARNING] == [
+        told.removeprefix("WARNING ") for told in (line, answer)
+    ]
 
 
 def test_neither_log_nor_metrics_tell_what_requests_are_about(start, logged):
