@@ -155,10 +155,14 @@ def test_many_clients_share_one_tokenizer(live) -> None:
 
     def ask(number: int) -> int:
         path = list(PROMPTS)[number % 2]
-        text = f"a long prompt {number} " * 15
+        calls = number % 2 == 1 and number % 3 != 1  # two thirds of the chats: a third of all
+        text = f"a long prompt {number} " * (5 if calls else 15)  # what tells of tools takes room, too
         prompt = {"prompt": text} if number % 2 == 0 else {"messages": [{"role": "user", "content": text}]}
         options = {"bad_words": [f"word {number}"]} if number % 3 else {"stop": ["###"], "truncate_prompt_tokens": 50}
-        return live.post(path, **prompt, **options, max_tokens=8, stream=number % 5 == 0).status_code
+        if calls:
+            tool = {"type": "function", "function": {"name": f"f{number}", "description": "It looks."}}
+            options |= {"tools": [tool]}
+        return live.post(path, **prompt, **options, max_tokens=8, stream=calls or number % 5 == 0).status_code
 
     with ThreadPoolExecutor(64) as pool:
         assert list(pool.map(ask, range(500))) == [200] * 500
