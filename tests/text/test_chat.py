@@ -144,7 +144,7 @@ def test_an_assistants_missing_content_is_not_printed() -> None:
         ("hello", "str"),
         ({"role": "user", "content": "\ud800"}, "surrogate"),
         ({"role": "assistant", "tool_calls": [{}]}, "function"),
-        ({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}, "JSON"),
+        ({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "3"}}]}, "JSON"),
     ],
 )
 def test_messages_of_a_wrong_form_are_refused_by_name(message, names) -> None:
