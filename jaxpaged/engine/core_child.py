@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+_ONLY_OF_THE_FRONT = ("JAXPAGED_API_KEY",)
 _SECONDS_TO_EXIT = 5.0  # for one whose lifeline was closed, before it is killed
 
 
@@ -86,10 +87,15 @@ class CoreChild:
         return subprocess.Popen(
             # -P: modules that lie in the working folder hide no others, unless this process sees them too.
             [sys.executable, "-P", "-m", module, *arguments],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **environment},
+            env={**core_environment(os.environ), "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **environment},
             stdin=subprocess.PIPE,
             start_new_session=True,  # the terminal's Ctrl-C is not for it
         )
+
+
+def core_environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """What a core is given of these variables: not the keys of the API, which only the front knows."""
+    return {name: value for name, value in variables.items() if name not in _ONLY_OF_THE_FRONT}
 
 
 def exit_reason(index: int, status: int) -> str:

@@ -31,7 +31,11 @@ MEMORY_BYTES = 768 << 20  # beyond what the child has when it is ready
 STACK_BYTES = 256 << 20  # where grammars are compiled: address space, touched only as far as a grammar is deep
 TOO_HARD = "it takes too much time, memory or depth to compile"
 
-_WALL_SECONDS = 60.0  # a child that says nothing for so long is stuck, however slow the machine
+_WALL_SECONDS = 30.0  # a child that says nothing for so long is stuck, however slow the machine
+_SECONDS_TO_END = 5.0
+_PR_SET_PDEATHSIG = 1
+# What Python and its libraries need of the environment.
+_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TMPDIR", "LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONHOME")
 _NO_TEXT = "it matches no text"
 # How a child ends that a grammar killed: out of time, out of stack, out of memory.
 _DEATHS = (-signal.SIGPROF, -signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS)
@@ -163,7 +167,8 @@ class GrammarChecker:
         child = self._child
         if child is not None:
             child.kill()
-            child.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(_SECONDS_TO_END)
 
     def _bury(self) -> None:
         self._end()
@@ -176,7 +181,8 @@ class GrammarChecker:
         if self._child is not None:
             return self._child
         env = {
-            **os.environ,
+            # Nothing of this process's secrets: whoever breaks a compiler of grammars shall find none.
+            **{name: value for name, value in os.environ.items() if name in _VARIABLES},
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
             "MALLOC_ARENA_MAX": "1",  # then what malloc says of itself is all there is
         }
@@ -301,6 +307,8 @@ def _memory() -> int:
 
 
 if __name__ == "__main__":
+    with contextlib.suppress(AttributeError):  # Linux only: even if it is stopped it ends with its parent
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, whose end closes our input
     with contextlib.suppress(EOFError):
         _serve(sys.stdin.buffer, sys.stdout.buffer)
