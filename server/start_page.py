@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Sequence
 
 from jaxpaged.config import EngineConfig
 from server.config import ServerConfig
 from server.listen import Listener
+
+_KEY_FLAGS = ("--api-key", "--admin-api-key")
 
 
 def start_page(
@@ -33,7 +36,7 @@ def start_page(
             *_model_lines(engine, server, weight_bytes),
             *_capacity_lines(engine, num_cores),
             ("programs", f"{num_programs} compiled, ready after {seconds:.1f} s"),
-            *_server_lines(server, listener),
+            *_server_lines(server, listener, _shows_key(sys.argv)),
         )
     )
 
@@ -70,17 +73,25 @@ def _capacity_lines(engine: EngineConfig, num_cores: int) -> Iterator[tuple[str,
     )
 
 
-def _server_lines(server: ServerConfig, listener: Listener) -> Iterator[tuple[str, str]]:
+def _server_lines(server: ServerConfig, listener: Listener, shows_key: bool) -> Iterator[tuple[str, str]]:
     has_keys = bool(server.api_key or server.api_key_file)
     yield "listening", f"{listener.url}/v1" if server.uds is None else f"{listener.url} (as in http://localhost/v1)"
-    if server.uds is None:
-        pages = ["/"] * server.page + ["/docs"] * (not server.disable_fastapi_docs) + ["/metrics"]
+    if server.uds is None and (not has_keys or server.enable_public_page):
+        pages = ["/"] * server.page + ["/docs"] * (not server.disable_fastapi_docs) + ["/metrics"] * (not has_keys)
         yield "pages", ", ".join(listener.url + path for path in pages)
     if has_keys:
         closed = server.page and not server.enable_public_page
         yield "access", "with an API key" + ("; browsers have none to send: see --enable-public-page" if closed else "")
+        if shows_key:
+            hint = "JAXPAGED_API_KEY and --api-key-file do not show it"
+            yield "WARNING", f"whoever lists this machine's processes sees the key of --api-key: {hint}"
     elif not listener.is_local:
         yield "WARNING", "no API key is set: whoever reaches this address may use the model (--api-key)"
+
+
+def _shows_key(command_line: Sequence[str]) -> bool:
+    """Whether the list of processes shows a key."""
+    return any(word.partition("=")[0].replace("_", "-") in _KEY_FLAGS for word in command_line)
 
 
 def _bytes(size: float) -> str:

@@ -241,7 +241,7 @@ class AsyncLLM:
 
     def _dead_error(self) -> EngineDeadError:
         error = EngineDeadError(
-            f"the engine has failed: {self.error!r}" if self.error is not None else "the engine is shutting down"
+            f"the engine has failed: {self.error}" if self.error is not None else "the engine is shutting down"
         )
         error.__cause__ = self.error
         return error

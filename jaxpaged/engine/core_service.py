@@ -51,15 +51,17 @@ def serve_core(config: EngineConfig, engine: str, folder: Path, index: int) -> N
       index: of this core.
     """
     output = Output(folder, index)
-    core = _start(config, engine, output)
-    if core is not None:
-        Input(folder, index, core).start()
+    loaded = _start(config, engine, output)
+    if loaded is not None:
+        core, ready = loaded
+        Input(folder, index, core).start()  # it listens before that is said
+        output.put(ready)
         _run(core, output)
     output.close()
 
 
-def _start(config: EngineConfig, engine: str, output: Output) -> EngineCore | None:
-    """Loads the engine and says so, or says why not."""
+def _start(config: EngineConfig, engine: str, output: Output) -> tuple[EngineCore, Ready] | None:
+    """Loads the engine, or says why not."""
     try:
         core, ready = _load(config, engine, output)
     except JaxPagedError as error:
@@ -71,8 +73,7 @@ def _start(config: EngineConfig, engine: str, output: Output) -> EngineCore | No
         return None
     gc.collect()
     gc.freeze()  # what is there now stays: no collection need look at it again
-    output.put(ready)
-    return core
+    return core, ready
 
 
 def _load(config: EngineConfig, name: str, output: Output) -> tuple[EngineCore, Ready]:
@@ -93,7 +94,7 @@ def _run(core: EngineCore, output: Output) -> None:
         core.run()
     except BaseException as error:
         logger.critical("the engine has failed", exc_info=error)
-        output.put(Died(repr(error)))
+        output.put(Died(f"{type(error).__name__}: {error}"))
 
 
 class Output:

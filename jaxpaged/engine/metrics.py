@@ -137,6 +137,9 @@ class _Families:
             "request_prefill_kv_computed_tokens", "Prompt tokens not found in the prefix cache.", lengths
         )
         self.request_generation_tokens = histogram("request_generation_tokens", "Tokens of a request.", lengths)
+        self.request_max_tokens = histogram(
+            "request_max_num_generation_tokens", "Tokens of a request's longest sample.", lengths
+        )
         self.params_n = histogram("request_params_n", "What requests ask for as n.", _SAMPLES)
         self.params_max_tokens = histogram("request_params_max_tokens", "Their max_tokens.", lengths)
         self.cache_config = Gauge(
@@ -165,6 +168,7 @@ class _CoreMetrics:
         self._prompt_lengths = series(families.request_prompt_tokens)
         self._computed = series(families.request_computed_tokens)
         self._output_lengths = series(families.request_generation_tokens)
+        self._longest_outputs = series(families.request_max_tokens)
         self._params_n, self._params_max_tokens = series(families.params_n), series(families.params_max_tokens)
         self._last = EngineStats()
 
@@ -206,6 +210,7 @@ class _CoreMetrics:
         self._prompt_lengths.observe(request.num_prompt_tokens)
         self._computed.observe(request.num_prompt_tokens - end.num_cached_tokens)
         self._output_lengths.observe(metrics.num_output_tokens)
+        self._longest_outputs.observe(metrics.num_longest_tokens)
         self._params_n.observe(params.n)
         if params.max_tokens is not None:
             self._params_max_tokens.observe(params.max_tokens)

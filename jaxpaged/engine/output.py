@@ -121,6 +121,7 @@ class RequestMetrics:
       last_token_time: when its latest one did.
       finished_time: when it ended; None before.
       num_output_tokens: tokens so far, of all its samples.
+      num_longest_tokens: of the longest of them.
     """
 
     arrival_time: float
@@ -129,6 +130,7 @@ class RequestMetrics:
     last_token_time: float | None = None
     finished_time: float | None = None
     num_output_tokens: int = 0
+    num_longest_tokens: int = 0
 
     @property
     def time_to_first_token(self) -> float | None:

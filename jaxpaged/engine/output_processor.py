@@ -193,6 +193,7 @@ class _LiveRequest:
                 tokens.inter_token_seconds.append(now - sample.last_token_time)
             sample.last_token_time = metrics.last_token_time = now
             metrics.num_output_tokens += num_new
+            metrics.num_longest_tokens = max(metrics.num_longest_tokens, sample.num_tokens)
             tokens.num_generated_tokens += num_new
         if sample.finish_reason is None:
             return False

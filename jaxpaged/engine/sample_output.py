@@ -44,6 +44,11 @@ class SampleOutput:
             return -math.inf
         return sum(entry.logprob for entry in self._raw_logprobs) / len(self._raw_logprobs)
 
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens it has."""
+        return len(self._token_ids)
+
     def consume(self, update: RequestUpdate) -> int:
         """Takes in new tokens; what follows a stop string is cut off. Returns how many there are."""
         new, detokenizer = update.new_token_ids, self._detokenizer

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from jaxpaged.config import EngineConfig
@@ -55,6 +57,21 @@ def test_keys_are_never_shown_and_their_lack_is(tmp_path) -> None:
     assert "hunter2" not in text and "with an API key" in text and "WARNING" not in text
     text, _ = page(host="0.0.0.0")
     assert "WARNING" in text and "no API key" in text
+
+
+def test_with_keys_no_pages_are_named_that_need_one() -> None:
+    text, url = page(api_key=("k",))
+    assert "pages" not in text and f"{url}/v1" in text
+    text, url = page(api_key=("k",), enable_public_page=True)
+    assert f"pages        {url}/, {url}/docs\n" in text
+
+
+@pytest.mark.parametrize("words", [["--api-key", "k"], ["--api_key=k"], ["--admin-api-key=k"]])
+def test_a_key_in_the_list_of_processes_is_warned_of(words, monkeypatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["jaxpaged", "serve", "m", *words])
+    assert "JAXPAGED_API_KEY and --api-key-file" in page(api_key=("k",))[0]
+    monkeypatch.setattr(sys, "argv", ["jaxpaged", "serve", "m", "--api-key-file", "f"])
+    assert "WARNING" not in page(api_key=("k",))[0]
 
 
 def test_a_unix_socket(tmp_path) -> None:

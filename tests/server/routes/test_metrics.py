@@ -95,6 +95,7 @@ def test_tokens_add_up(start):
     assert value(samples, "jaxpaged:prompt_tokens_total") == 3 + 8
     assert value(samples, "jaxpaged:generation_tokens_total") == 2 * (4 + 9)  # the prompt again and EOS, twice
     assert value(samples, "jaxpaged:request_generation_tokens_sum") == 2 * (4 + 9)
+    assert value(samples, "jaxpaged:request_max_num_generation_tokens_sum") == 4 + 9
     assert value(samples, "jaxpaged:prompt_tokens_cached_total") == 2 + 4
     assert value(samples, "jaxpaged:prompt_tokens_by_source_total") == 11
     assert value(samples, "jaxpaged:time_to_first_token_seconds_count") == 2  # of requests
