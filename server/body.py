@@ -17,6 +17,7 @@ from server.serving import serving
 
 # A parser holds up every thread. So what takes it long is refused unparsed: the text alone may be long.
 MAX_NUM_VALUES = 1 << 21
+MAX_NUM_QUOTES = 1 << 21  # two a string; text has few
 MAX_NUM_CONTAINERS = 1 << 18
 MAX_NUM_FAULTS = 1000  # of those that pydantic finds: see `server.protocol.body.Strict`
 LONG_BODY = 64 << 10  # bytes from which on it is checked in another thread
@@ -92,6 +93,8 @@ def _checked(raw: bytes, model: type[M]) -> M:
     if containers > MAX_NUM_CONTAINERS or raw.count(b",") > MAX_NUM_VALUES:
         limits = f"{MAX_NUM_VALUES} commas or {MAX_NUM_CONTAINERS} braces, brackets and colons"
         raise APIError(413, f"the body holds more than {limits}")
+    if raw.count(b'"') > MAX_NUM_QUOTES:
+        raise APIError(413, f"the body holds more than {MAX_NUM_QUOTES} quotation marks")
     try:
         # Two steps: in one, pydantic would hold all of the body in a form of its own as well.
         body = pydantic_core.from_json(raw)

@@ -100,6 +100,7 @@ class BoundedConnection(HttpToolsProtocol):
             raise self._refusal  # the parser ends, and calls `send_400_response`
 
     def on_headers_complete(self) -> None:
+        assert self.parser is not None
         fault = _fault(self.headers, self.parser.get_http_version())
         if fault is not None:
             self._refusal = fault

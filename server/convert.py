@@ -18,7 +18,7 @@ from server.protocol.generation import GenerationRequest
 from server.protocol.structured import structured_field, structured_outputs
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default; chat goes on to the end of the context
-MAX_SEQUENCES = 8192  # prompts x samples (or beams) of one HTTP request
+MAX_SEQUENCES = 1024  # prompts x samples (or beams) of one HTTP request: they start, and are aborted, in one go
 
 _SAME_NAME = (
     "n", "best_of", "temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty",

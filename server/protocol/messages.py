@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, WithJsonSchema
 
-MAX_MESSAGES = 16384
+MAX_MESSAGES = 4096  # a template takes long with more
 
 _TEXT = {"type": "string"}
 
