@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 import socket
 import threading
@@ -13,6 +14,8 @@ from types import FrameType
 import uvicorn
 
 from jaxpaged.engine.async_llm import AsyncLLM
+
+logger = logging.getLogger("jaxpaged.server")
 
 # After the time to drain: for aborted requests to be answered, and for those whose clients do not read to notice.
 SECONDS_TO_ANSWER = 3.0
@@ -33,6 +36,7 @@ class DrainingServer(uvicorn.Server):
         self._llm, self._seconds, self._is_over = llm, seconds, False
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        logger.info("shutting down: %d requests may go on for %g s", self._llm.num_unfinished, self._seconds)
         drain = asyncio.create_task(self._drain())
         try:
             await super().shutdown(sockets)

@@ -366,6 +366,7 @@ def test_serve_drains_on_sigterm(processes) -> None:
         "top_k=1",
         "with an API key",
         f":{client.base_url.port}/v1",
+        "shutting down: 1 requests may go on for 30 s",
     ):
         assert part in page
     assert "secret" not in page
