@@ -46,7 +46,8 @@ def list_of(most: int, item: Check, *, least: int = 0) -> Check:
         if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
             raise InvalidRequestError(f"{name}={value!r:.80} is not a list", param=name)
         if not least <= len(value) <= most:
-            raise InvalidRequestError(f"{name} has {len(value)} entries, not {least} to {most}", param=name)
+            limit = f"at least {least}" if len(value) < least else f"at most {most}"
+            raise InvalidRequestError(f"{name} has {len(value)} entries, {limit}", param=name)
         for entry in value:
             item(name, entry)
 

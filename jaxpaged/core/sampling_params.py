@@ -212,7 +212,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             raise InvalidRequestError(f"beam search takes no temperature={self.temperature}", param="temperature")
         for name in _NOT_WITH_BEAMS:
             if getattr(self, name) != _DEFAULTS[name]:
-                raise InvalidRequestError(f"beam search takes no {name}={getattr(self, name)!r}", param=name)
+                value = getattr(self, name)
+                told = "" if isinstance(value, StructuredOutputs) else f"={value!r:.80}"
+                raise InvalidRequestError(f"beam search takes no {name}{told}", param=name)
 
     def _check_no_beams(self) -> None:
         for name in _ONLY_WITH_BEAMS:
