@@ -102,7 +102,10 @@ class GenerationRequest(EngineBody, StructuredFields):
     stop_token_ids: StopIds | None = Field(None, description="Token ids that end the text.")
     include_stop_str_in_output: bool | None = Field(None, description="Leave the stop string in the text.")
     ignore_eos: bool | None = Field(None, description="Go on after the model's end-of-sequence tokens.")
-    min_tokens: int | None = Field(None, description="Do not end before this many tokens.")
+    min_tokens: int | None = Field(
+        None,
+        description="Do not end before this many tokens; a text that is complete by its grammar ends all the same.",
+    )
     skip_special_tokens: bool | None = Field(None, description="Leave control tokens out of the text. Default true.")
     spaces_between_special_tokens: bool | None = Field(None, description="As the tokenizer writes them. Default true.")
     truncate_prompt_tokens: int | None = Field(None, description="Keep the last tokens of the prompt; -1: what fits.")
