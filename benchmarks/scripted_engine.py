@@ -62,7 +62,7 @@ def write_tokenizer(folder: Path) -> None:
     options = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": _END,
-        "chat_template": "{{ messages[0].content }}",
+        "chat_template": "000 {{ messages[0].content }}",  # words are no tokens here
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(options), encoding="utf-8")
 
