@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks import record
+from benchmarks import http_parts, http_path, http_peers, record
 from benchmarks.host_overhead import COLUMNS as HOST_COLUMNS
 from benchmarks.peers import wide_table
 from benchmarks.sampling import COLUMNS as SAMPLING_COLUMNS
@@ -23,6 +23,8 @@ def section() -> str:
         [
             _peers("peers"),
             _peers("peers_bfloat16"),
+            _http_peers(),
+            _http_path(),
             "Host time a step, without a device (`python -m benchmarks.host_overhead`):",
             record.table(host["results"], HOST_COLUMNS),
             f"A decode step of {sampling['settings']['model']} with random float32 weights, by how tokens are chosen "
@@ -43,6 +45,31 @@ def _peers(name: str) -> str:
         f"medians of {settings['repeat']}: output tokens/s on {machine['cores']} cores of an {machine['cpu']} "
         f"({', '.join(machine['flags'])}), commit {peers['commit'][:9]}, `python -m benchmarks.peers`.\n\n"
         + wide_table(peers["results"])
+    )
+
+
+def _http_peers() -> str:
+    """Streaming beside vLLM."""
+    peers = _read("http_peers")
+    machine, settings = peers["machine"], peers["settings"]
+    shape = f"{settings['input_len']} tokens in, {settings['output_len']} out, {settings['dtype']}"
+    where = f"{machine['cores']} cores of an {machine['cpu']} ({', '.join(machine['flags'])})"
+    return (
+        f"Streaming over HTTP, a random Llama of one layer and 49,152 words, {shape}, servers in turns on {where}, "
+        f"medians of {settings['repeat']}; clients: ours (lean) and `vllm bench serve` "
+        "(`python -m benchmarks.http_peers`):\n\n" + http_peers.wide_table(peers["results"])
+    )
+
+
+def _http_path() -> str:
+    """What the way to the client costs."""
+    path = _read("http_path")
+    return (
+        "The way from the engine to the client, with a scripted engine: real processes and sockets, client on the same "
+        "cores (`python -m benchmarks.http_path`):\n\n"
+        + record.table(path["results"], http_path.COLUMNS)
+        + "\n\nOf the CPU time of a token, timed alone:\n\n"
+        + record.table(path["settings"]["parts"], http_parts.COLUMNS)
     )
 
 
