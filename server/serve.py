@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import signal
 import socket
@@ -101,6 +102,8 @@ def _serve(client: EngineCoreClient, tokenizer: Tokenizer, config: ServerConfig,
         )
     )
     logging.getLogger("uvicorn.access").addFilter(is_no_poll)
+    gc.collect()
+    gc.freeze()  # what is there now stays: no collection need look at it again, which would hold up every stream
     with contextlib.suppress(KeyboardInterrupt, _Terminated):  # uvicorn repeats the signal once it has drained
         server.run(listener.opened())
     return 1 if llm.error is not None else 0

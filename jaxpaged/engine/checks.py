@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Sequence
 from numbers import Integral
 
-from msgspec.structs import replace
+import msgspec
 
 from jaxpaged.config import EngineConfig
 from jaxpaged.core.pooling_params import POOLING_KINDS, PoolingParams
@@ -110,7 +110,7 @@ def checked_pooling(pooling: PoolingParams, params: SamplingParams, *, hidden_si
     for name in params.__struct_fields__:
         if name not in _WITH_POOLING and getattr(params, name) != getattr(_DEFAULT_PARAMS, name):
             raise InvalidRequestError(f"an embedding takes no {name}={getattr(params, name)!r:.80}", param=name)
-    return replace(pooling, pooling=kind)
+    return msgspec.structs.replace(pooling, pooling=kind)
 
 
 def check_scheduling(priority: int, cache_salt: str | None, config: EngineConfig) -> None:

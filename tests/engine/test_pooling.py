@@ -81,6 +81,7 @@ def test_the_hidden_states_of_the_module(make_engine, tiny_module, tiny_params, 
             assert np.linalg.norm(vector) == pytest.approx(1, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_another_family():
     config_json = CASES["gemma2"].config
     family = models.get_family(config_json["model_type"])

@@ -326,7 +326,6 @@ PARENT = textwrap.dedent(
     import sys, time
     from jaxpaged.config import EngineConfig
     from jaxpaged.engine.process_client import ProcessClient
-from jaxpaged.engine.routing import BLOCK_TOKENS
 
     client = ProcessClient(EngineConfig(model=sys.argv[1]), num_cores=2, engine="tests.scripted_core:load")
     print(*client.pids, client._folder, flush=True)

@@ -23,6 +23,7 @@ EOS = 2
 @dataclasses.dataclass
 class _Launched:
     step: Step
+    num_padding_tokens: int = 0
 
 
 class ScriptedRunner:

@@ -5,7 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
+import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,8 +19,9 @@ import pytest
 
 from benchmarks.http_client import Client, Reply
 from benchmarks.latencies import Outcome, outcome
+from tests import tiny_model
 from tests.engine.test_process_client import is_alive, wait_for
-from tests.server.test_processes import COMPLETIONS, Served, accepts
+from tests.server.test_processes import COMPLETIONS, ROOT, Served, accepts
 
 MODELS = {
     "lives": "echo delay=0.002 num_blocks=100000",
@@ -96,6 +101,27 @@ def test_200_streams_at_once_are_all_whole_and_right(servers) -> None:
     assert [result.fault for result in results] == [""] * 200
     assert [result.text for result in results] == prompts
     wait_for(served.is_idle)
+
+
+@pytest.mark.slow
+def test_200_streams_of_a_real_model_at_once_are_whole_and_as_alone(tmp_path) -> None:
+    """`benchmarks.online --check`: none is dropped, and each has the text that its prompt gets alone."""
+    tiny_model.save(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    serve = ["serve", str(tmp_path), "--port", port, "--max-num-seqs", "64", "--num-kv-blocks", "500"]
+    ask = ["--port", port, "--num-prompts", "200", "--check", "--ignore-eos", "--random-input-len", "40",
+           "--random-output-len", "30", "--random-range-ratio", "0.9", "--vocab-size", "256"]  # fmt: skip
+    child = subprocess.Popen([sys.executable, "-m", "server.cli", *serve], cwd=ROOT, stderr=subprocess.DEVNULL)
+    try:
+        wait_for(lambda: child.poll() is not None or accepts(int(port)), 300)
+        command = [sys.executable, "-m", "benchmarks.online", *ask]
+        told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        assert told.returncode == 0, told.stdout + told.stderr
+        assert re.search(r"^completed\s+200$", told.stdout, re.MULTILINE), told.stdout
+    finally:
+        child.terminate()
+        assert child.wait(60) == 0
 
 
 @pytest.mark.slow

@@ -14,6 +14,8 @@ from jaxpaged.engine.load import load_engine
 from tests import tiny_model
 from tests.server.conftest import RunningServer
 
+pytestmark = pytest.mark.slow
+
 PATH = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "Hello"}]
 TEMPLATE = (

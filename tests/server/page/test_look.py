@@ -7,6 +7,8 @@ from playwright.sync_api import Page, expect
 
 from tests.server.page.conftest import answer, play, say
 
+pytestmark = pytest.mark.slow
+
 
 def luminance(page: Page) -> float:
     """How bright the page's ground is, from 0 to 255."""
