@@ -15,8 +15,8 @@ class Struct:
     __struct_fields__: tuple[str, ...]
 
     def __init_subclass__(cls, *, frozen: bool = False, kw_only: bool = False, **_: Any) -> None:
-        dataclasses.dataclass(frozen=frozen, kw_only=kw_only)(cls)
-        cls.__struct_fields__ = tuple(field.name for field in dataclasses.fields(cls))
+        made: Any = dataclasses.dataclass(frozen=frozen, kw_only=kw_only)(cls)
+        cls.__struct_fields__ = tuple(field.name for field in dataclasses.fields(made))
 
 
 def install() -> list[str]:
