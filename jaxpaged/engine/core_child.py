@@ -87,7 +87,11 @@ class CoreChild:
         return subprocess.Popen(
             # -P: modules that lie in the working folder hide no others, unless this process sees them too.
             [sys.executable, "-P", "-m", module, *arguments],
-            env={**core_environment(os.environ), "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **environment},
+            env={
+                **core_environment(os.environ),
+                "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+                **environment,
+            },
             stdin=subprocess.PIPE,
             start_new_session=True,  # the terminal's Ctrl-C is not for it
         )
