@@ -146,6 +146,16 @@ def live(shared_server: LiveServer) -> Iterator[LiveServer]:
 
 
 @pytest.fixture
+def says(live: LiveServer) -> Callable[..., None]:
+    """Makes the engine answer with a text and EOS."""
+
+    def script(text: str, tokens_per_step: int = 1) -> None:
+        live.play([*live.tokenizer.byte_ids(text), EOS], tokens_per_step=tokens_per_step)
+
+    return script
+
+
+@pytest.fixture
 def start() -> Iterator[Callable[..., LiveServer]]:
     """Starts servers with options of their own."""
     servers: list[LiveServer] = []

@@ -28,16 +28,6 @@ def shared_server():
     server.stop()
 
 
-@pytest.fixture
-def says(live):
-    """Makes the engine answer with a text and EOS."""
-
-    def script(text: str, tokens_per_step: int = 1) -> None:
-        live.play([*live.tokenizer.byte_ids(text), 2], tokens_per_step=tokens_per_step)
-
-    return script
-
-
 def streamed(live, **body) -> tuple[str, str, dict | None]:
     """Reasoning, content and the last usage."""
     reasoning = content = ""

@@ -43,16 +43,6 @@ def shared_server():
     server.stop()
 
 
-@pytest.fixture
-def says(live):
-    """Makes the engine answer with a text and EOS."""
-
-    def script(text: str, tokens_per_step: int = 1) -> None:
-        live.play([*live.tokenizer.byte_ids(text), 2], tokens_per_step=tokens_per_step)
-
-    return script
-
-
 def allowed(*names: str, mode: str = "auto") -> dict:
     tools = [{"type": "function", "function": {"name": name}} for name in names]
     return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
