@@ -11,15 +11,15 @@ from fastapi.middleware.cors import CORSMiddleware
 from jaxpaged import __version__
 from jaxpaged.engine.async_llm import AsyncLLM
 from server.api_keys import ApiKeys, configured_keys
-from server.chat_template import read_chat_template
+from server.chat.template import read_chat_template
 from server.config import ServerConfig
 from server.errors import install_error_handlers
-from server.http_watch import note_route
 from server.middleware import Answers, Gate
 from server.openapi import complete_openapi
 from server.routes import admin, chat, completions, embeddings, engine_state, health, metrics, models, page, tokenize
 from server.serving import Serving
-from server.telemetry import Telemetry
+from server.watch.http_requests import note_route
+from server.watch.telemetry import Telemetry
 
 ROUTES = (completions, chat, embeddings, tokenize, models, health, metrics, admin)
 

@@ -9,11 +9,11 @@ from typing import Any
 from jaxpaged import __version__
 from jaxpaged.config import EngineConfig
 from server.api_keys import configured_keys
-from server.chat_prompts import read_prompts
 from server.listen import Listener
 from server.options.file import read_options
 from server.options.flags import API_KEY_VARIABLE, add_flags, engine_config_of, flags, server_config_of
 from server.options.vllm import add_vllm_flags
+from server.terminal.prompts import read_prompts
 
 _MODEL = '"demo", a local folder, a .gguf file, or a Hugging Face name'
 # What matters to one conversation: nothing of queues, neighbours and log-probabilities.
@@ -107,7 +107,7 @@ def _chat(arguments: argparse.Namespace) -> int:
     params = SamplingParams(temperature=arguments.temperature, top_p=arguments.top_p, max_tokens=arguments.max_tokens)
     prompts = read_prompts(arguments.prompt)
     announce(config)
-    from server.chat import chat
+    from server.terminal.chat import chat
 
     return chat(config, params, prompts, arguments.system)
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxpaged.errors import ConfigError
-from server.chat_template import read_chat_template
-from server.reasoning import reasoning_format
+from server.chat.reasoning import reasoning_format
+from server.chat.template import read_chat_template
 from server.tools.formats import tool_format
 
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")

@@ -18,7 +18,7 @@ from jaxpaged.errors import (
     RequestTooLargeError,
     UnsupportedError,
 )
-from server.http_watch import CURRENT
+from server.watch.http_requests import CURRENT
 
 logger = logging.getLogger("jaxpaged.server")
 RETRY_SECONDS = 1  # what a client is told when the queue is full

@@ -15,8 +15,8 @@ from server import page
 from server.api_keys import ApiKeys
 from server.config import ServerConfig
 from server.errors import RETRY_SECONDS, APIError, error_response, logger
-from server.http_watch import HttpWatch
-from server.request_log import log_refusal
+from server.watch.http_requests import HttpWatch
+from server.watch.request_log import log_refusal
 
 # Probes must work without a key and under any load; everything else is denied by default.
 OPEN_PATHS = frozenset({"/health", "/ping", "/version"})

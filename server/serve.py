@@ -29,9 +29,9 @@ from server.connection import uvicorn_options
 from server.draining import DrainingServer
 from server.generation_defaults import resolve_generation
 from server.listen import Listener
-from server.log_format import configure_logging
 from server.routes.engine_state import is_no_poll
 from server.start_page import start_page
+from server.watch.log_format import configure_logging
 
 # Between the engine's death and the exit of the process: time for probes to read the 503.
 SECONDS_TO_REPORT_DEATH = 2.0

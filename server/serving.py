@@ -17,7 +17,7 @@ from jaxpaged.core.pooling_params import PoolingParams
 from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.engine.async_llm import AsyncLLM, PreparedRequest
 from jaxpaged.errors import EngineDeadError, RequestTooLargeError
-from server.chat_plan import ChatFormats
+from server.chat.plan import ChatFormats
 from server.config import ServerConfig
 from server.errors import APIError
 from server.logprobs import LogprobFormat

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxpaged.config import DTYPES, IMPLEMENTATIONS, POLICIES, EngineConfig
+from server.chat.reasoning import REASONING_FORMATS
 from server.config import LOG_LEVELS, ServerConfig
 from server.options import values
-from server.reasoning import REASONING_FORMATS
 from server.tools.formats import TOOL_FORMATS
 
 API_KEY_VARIABLE = "JAXPAGED_API_KEY"

@@ -14,10 +14,10 @@ from jaxpaged.engine.async_llm import PreparedRequest
 from jaxpaged.engine.output import RequestOutput
 from server.answers import Failures, json_answer
 from server.body import beside, read_body
-from server.chat_choices import ChatChoices
-from server.chat_plan import ChatPlan
+from server.chat.choices import ChatChoices
+from server.chat.parsed_choices import ParsedChoices
+from server.chat.plan import ChatPlan
 from server.convert import Usage, named_as_sent, sampling_params, total_usage
-from server.parsed_choices import ParsedChoices
 from server.protocol.chat import ChatCompletionRequest
 from server.protocol.fields import body_schema
 from server.serving import Serving, serving

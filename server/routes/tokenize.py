@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from server.body import beside, read_body
-from server.chat_plan import ChatPlan
+from server.chat.plan import ChatPlan
 from server.protocol.fields import body_schema
 from server.protocol.tokenize import DetokenizeRequest, TokenizeRequest
 from server.serving import Serving, serving

@@ -6,7 +6,7 @@ import json
 from collections.abc import Set
 from typing import Any, Protocol
 
-from server.deltas import CallArguments, CallBegins, Delta
+from server.chat.deltas import CallArguments, CallBegins, Delta
 from server.tools.json_value import BLANKS, JsonValue
 
 _ARGUMENTS = ("arguments", "parameters")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence, Set
 
-from server.deltas import CallArguments, CallBegins, Delta
+from server.chat.deltas import CallArguments, CallBegins, Delta
 from server.tools.calls import Call
 from server.tools.json_value import BLANKS
 from server.tools.python_value import PythonValue

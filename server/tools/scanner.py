@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from server.deltas import Content, Delta
+from server.chat.deltas import Content, Delta
 from server.tools.calls import Call
 
 State = Callable[[str, int], int]

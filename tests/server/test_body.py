@@ -9,7 +9,7 @@ import pytest
 import server.routes.chat
 import server.routes.tokenize
 from server.body import LONG_BODY
-from server.chat_plan import ChatPlan
+from server.chat.plan import ChatPlan
 
 HELLO = [{"role": "user", "content": "x"}]
 TOOL = {"type": "function", "function": {"name": "f", "description": "d" * (LONG_BODY // 2)}}

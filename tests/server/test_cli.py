@@ -18,8 +18,8 @@ import httpx
 import pytest
 
 import jaxpaged
-import server.chat
 import server.serve
+import server.terminal.chat
 from jaxpaged.config import EngineConfig
 from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.device.logits_processor import LogitsProcessor
@@ -47,7 +47,7 @@ def fake(monkeypatch) -> FakeEngine:
         engine.wanted = config
         return engine, TOKENIZER
 
-    monkeypatch.setattr(server.chat, "load_engine", load)
+    monkeypatch.setattr(server.terminal.chat, "load_engine", load)
     return engine
 
 
@@ -106,7 +106,7 @@ def test_chat_holds_a_conversation(fake, capsys, monkeypatch) -> None:
 
 
 def test_an_answer_that_is_left_early_stays_in_the_conversation(fake) -> None:
-    conversation = server.chat.Conversation(fake, TOKENIZER, SamplingParams(max_tokens=50))
+    conversation = server.terminal.chat.Conversation(fake, TOKENIZER, SamplingParams(max_tokens=50))
     answer = conversation.ask("hello")
     assert next(answer) == "H"
     answer.close()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.engine.observer import RequestEnd, StepTokens, WatchedRequest
 from jaxpaged.engine.stats import EngineStats
-from server.http_watch import CURRENT
+from server.watch.http_requests import CURRENT
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter

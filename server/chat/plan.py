@@ -11,11 +11,11 @@ import msgspec
 from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.errors import InvalidRequestError
 from jaxpaged.text.chat import chat_template_of, check_template_options, template_knows
-from server.chat_parser import ChatParser
+from server.chat.parser import ChatParser
+from server.chat.reasoning import Prompted, ReasoningFormat, ReasoningParser, prompted, reasoning_format
 from server.config import ServerConfig
 from server.protocol.chat import ChatCompletionRequest
 from server.protocol.tools import NamedChoice
-from server.reasoning import Prompted, ReasoningFormat, ReasoningParser, prompted, reasoning_format
 from server.tools.described import described
 from server.tools.forced import MAX_CALLS, forced_calls
 from server.tools.formats import PLAIN_JSON, ToolFormat, tool_format

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxpaged.errors import ConfigError
-from server.chat_parser import ChatParser, ReasoningTokens
-from server.reasoning import REASONING_FORMATS, Prompted, ReasoningParser, prompted, reasoning_format
+from server.chat.parser import ChatParser, ReasoningTokens
+from server.chat.reasoning import REASONING_FORMATS, Prompted, ReasoningParser, prompted, reasoning_format
 from tests import tiny_tokenizers
 from tests.server.tools.formats_cases import cut, make, message, parse
 

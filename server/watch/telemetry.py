@@ -9,10 +9,10 @@ from prometheus_client import CollectorRegistry, Gauge, GCCollector, PlatformCol
 from jaxpaged.engine.async_llm import AsyncLLM
 from jaxpaged.engine.metrics import PREFIX, EngineMetrics
 from server.config import ServerConfig
-from server.http_watch import HttpWatch
-from server.request_log import RequestLog
-from server.stats_log import StatsLog
-from server.tracing import RequestTracer, otlp_exporter
+from server.watch.http_requests import HttpWatch
+from server.watch.request_log import RequestLog
+from server.watch.stats_log import StatsLog
+from server.watch.tracing import RequestTracer, otlp_exporter
 
 
 class Telemetry:

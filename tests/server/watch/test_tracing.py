@@ -19,7 +19,7 @@ from jaxpaged.engine.observer import RequestEnd, WatchedRequest
 from jaxpaged.engine.output import RequestMetrics
 from jaxpaged.errors import ConfigError
 from server.config import ServerConfig
-from server.tracing import RequestTracer, otlp_exporter
+from server.watch.tracing import RequestTracer, otlp_exporter
 from tests.server.conftest import wait_for
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -142,7 +142,7 @@ def test_missing_packages_are_told_by_the_flag(monkeypatch):
 
 def test_nothing_of_it_is_imported_when_it_is_off():
     heavy = ("opentelemetry.sdk", "opentelemetry.exporter")
-    code = f"import sys, server.telemetry; sys.exit(any(m.startswith({heavy}) for m in sys.modules))"
+    code = f"import sys, server.watch.telemetry; sys.exit(any(m.startswith({heavy}) for m in sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
 
 

@@ -14,11 +14,11 @@ from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.engine.observer import RequestEnd, StepTokens, WatchedRequest
 from jaxpaged.engine.output import RequestMetrics
 from jaxpaged.engine.stats import EngineStats
-from server.http_watch import CURRENT, HttpRequest
-from server.log_format import add_request_id, configure_logging
-from server.request_log import RequestLog
 from server.routes.engine_state import is_no_poll
-from server.stats_log import StatsLog
+from server.watch.http_requests import CURRENT, HttpRequest
+from server.watch.log_format import add_request_id, configure_logging
+from server.watch.request_log import RequestLog
+from server.watch.stats_log import StatsLog
 from tests.server.conftest import EOS, wait_for
 
 SECRETS = ("PROMPTSECRET", "SYSTEMSECRET", "TOOLSECRET", "KEYSECRET", "STOPSECRET", "SCHEMASECRET", "WORDSECRET")

@@ -9,7 +9,7 @@ import msgspec
 from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.engine.observer import RequestEnd, StepTokens, WatchedRequest
 from jaxpaged.engine.stats import EngineStats
-from server.http_watch import CURRENT, HttpRequest
+from server.watch.http_requests import CURRENT, HttpRequest
 
 logger = logging.getLogger("jaxpaged.requests")
 # Numbers and switches only: all others hold what the user wrote.

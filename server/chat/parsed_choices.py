@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxpaged.engine.output import CompletionOutput
-from server.chat_choices import ChatChoices
-from server.chat_parser import ChatParser, ReasoningTokens, parsed_message
-from server.chat_plan import ChatPlan
-from server.deltas import CallBegins, Content, Delta, Reasoning
+from server.chat.choices import ChatChoices
+from server.chat.deltas import CallBegins, Content, Delta, Reasoning
+from server.chat.parser import ChatParser, ReasoningTokens, parsed_message
+from server.chat.plan import ChatPlan
 from server.logprobs import LogprobFormat
 from server.protocol.chat import ChatCompletionRequest
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from server.http_watch import CURRENT
+from server.watch.http_requests import CURRENT
 
 LOGGER, _UVICORN = "jaxpaged", "uvicorn"
 _FORMAT = "%(asctime)s %(levelname)-7s [%(request_id)s] %(message)s"

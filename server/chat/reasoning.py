@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from jaxpaged.errors import ConfigError
-from server.deltas import Content, Reasoning
+from server.chat.deltas import Content, Reasoning
 from server.tools.json_value import BLANKS
 from server.tools.scanner import Markers, Scanner
 

@@ -1,0 +1,1 @@
+"""`jaxpaged chat`: a model in the terminal."""
