@@ -3,11 +3,20 @@
 import os
 import signal
 import threading
+from collections.abc import Iterator
 
 import pytest
 
 from jaxpaged.engine.interrupts import interrupts_held
 from tests.engine.tiny import GREEDY, prompt, run
+
+
+@pytest.fixture(autouse=True)
+def handled() -> Iterator[None]:
+    """Interrupts as a terminal's programs know them: what is started in the background may have to ignore them."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def test_an_interrupt_comes_when_the_block_is_done():

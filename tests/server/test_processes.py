@@ -28,12 +28,14 @@ COMPLETIONS = "/v1/completions"
 SERVE = textwrap.dedent(
     """
     import functools
+    import signal
     import sys
     import server.commands
     import server.serve
     from server.cli import main
     from tests.scripted_core import LOAD, TOKENIZER
 
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
     server.serve.ProcessClient = functools.partial(server.serve.ProcessClient, engine=LOAD)
     server.commands.announce = lambda config: None  # no model has such a name
     server.serve.open_front = lambda config: (TOKENIZER, {})
