@@ -33,6 +33,8 @@ class ApiKeys:
     """A set of keys, known by their digests: so that no comparison depends on their length or their bytes."""
 
     def __init__(self, keys: Sequence[str]):
+        """Args: keys: none of them blank, as `ServerConfig` and `configured_keys` see to."""
+        assert all(key.strip() for key in keys), "a blank key would let in who has none"
         self._digests = [sha256(key.strip().encode()).digest() for key in keys]
 
     def __len__(self) -> int:
@@ -44,7 +46,7 @@ class ApiKeys:
         digest = sha256(key.strip()).digest()
         # With every key, so that the time does not tell which one it is.
         matches = [known for known in self._digests if hmac.compare_digest(digest, known)]
-        return matches[0] if matches and scheme.lower() == b"bearer" else None
+        return matches[0] if matches and key.strip() and scheme.lower() == b"bearer" else None
 
 
 def tenant_salt(tenant: bytes, salt: str | None) -> str:

@@ -146,8 +146,9 @@ class ServerConfig:
             raise ConfigError("ssl_keyfile needs ssl_certfile")
         if self.ssl_ca_certs and not self.ssl_certfile:
             raise ConfigError("ssl_ca_certs needs ssl_certfile: only TLS clients have certificates")
-        if not all(self.api_key) or not all(self.admin_api_key):
-            raise ConfigError("api_key must not be empty")
+        for name in ("api_key", "admin_api_key"):
+            if not all(key.strip() for key in getattr(self, name)):  # blanks around a key are none of it
+                raise ConfigError(f"{name} must not be blank")
         if not all(self.served_model_name):
             raise ConfigError("served_model_name must not be empty")
         for name in _SECONDS:

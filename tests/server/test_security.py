@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import json
 import logging
@@ -173,8 +174,22 @@ def test_keys_from_a_file(tmp_path) -> None:
     for path in (file, tmp_path / "none", tmp_path):
         with pytest.raises(ConfigError, match="api_key_file"):
             configured_keys(ServerConfig(api_key_file=str(path)))
-    with pytest.raises(ConfigError, match="api_key"):
-        ServerConfig(api_key=("k", ""))
+
+
+@pytest.mark.parametrize("option", ["api_key", "admin_api_key"])
+@pytest.mark.parametrize("blank", ["", " ", "\n", "\t\r\n", "\u00a0"])
+def test_a_blank_key_is_refused(option: str, blank: str) -> None:
+    """Blanks around a key do not count, as a file's last newline: of this one nothing would be left to know."""
+    for keys in ((blank,), ("k", blank)):
+        with pytest.raises(ConfigError, match=f"^{option} must not be blank"):
+            ServerConfig(**{option: keys})
+
+
+@pytest.mark.parametrize("header", [b"", b"Bearer", b"Bearer ", b"Bearer  \t ", b"bearer\t", b" "])
+def test_no_key_is_none_of_the_keys(header: bytes) -> None:
+    keys = ApiKeys([ONE])
+    keys._digests.append(hashlib.sha256(b"").digest())  # even if one got in
+    assert keys.tenant(header) is None
 
 
 def test_keys_are_told_to_nobody(locked, caplog) -> None:
