@@ -14,6 +14,7 @@ from server.api_keys import ApiKeys, configured_keys
 from server.chat.template import read_chat_template
 from server.config import ServerConfig
 from server.errors import install_error_handlers
+from server.generation_defaults import generation_config_of, resolve_generation
 from server.middleware import Answers, Gate
 from server.openapi import complete_openapi
 from server.routes import admin, chat, completions, embeddings, engine_state, health, metrics, models, page, tokenize
@@ -29,8 +30,12 @@ def create_app(llm: AsyncLLM, config: ServerConfig) -> FastAPI:
 
     Args:
       llm: the engine. It is shut down with the application.
-      config: the server's options.
+      config: the server's options. What they leave to the model is read from its files.
+
+    Raises:
+      ConfigError: an option does not fit the model.
     """
+    config = resolve_generation(config, lambda: generation_config_of(llm.config.model))
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None, None]:

@@ -8,17 +8,21 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import try_to_load_from_cache
+
+from jaxpaged.checkpoint.source import local_model
 from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.errors import ConfigError, InvalidRequestError, reason
 from server.config import ServerConfig
 
+_FILE = "generation_config.json"
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 _LIMIT = "max_new_tokens"
 _NOT_WITH_BEAMS = ("temperature", "top_k", "top_p", "min_p")
 
 
 def resolve_generation(config: ServerConfig, of_model: Callable[[], Mapping[str, Any]]) -> ServerConfig:
-    """`config` whose `override_generation_config` is all there is to say, and `generation_config` nothing more.
+    """The config with all defaults collected in `override_generation_config`. Resolving that again changes nothing.
 
     Args:
       of_model: gives the content of the model's generation_config.json.
@@ -43,6 +47,19 @@ def resolve_generation(config: ServerConfig, of_model: Callable[[], Mapping[str,
     return dataclasses.replace(config, generation_config="vllm", override_generation_config=merged)
 
 
+def generation_config_of(name: str) -> Mapping[str, Any]:
+    """The content of the generation_config.json of a model that an engine here has loaded; {} if there is none.
+
+    So its files are on this machine, and nothing is asked of the network.
+    """
+    path = local_model(name)
+    if path is not None:
+        file = path / _FILE
+        return _read(file) if path.is_dir() and file.is_file() else {}
+    cached = try_to_load_from_cache(name, _FILE)
+    return _read(Path(cached)) if isinstance(cached, str) else {}
+
+
 def with_defaults(params: dict[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of SamplingParams with what they leave out, and no more tokens than the defaults allow anyone."""
     unfit = _NOT_WITH_BEAMS if params.get("use_beam_search") else ()
@@ -55,7 +72,7 @@ def with_defaults(params: dict[str, Any], defaults: Mapping[str, Any]) -> dict[s
 
 
 def _read(folder: Path) -> Mapping[str, Any]:
-    path = folder / "generation_config.json" if folder.is_dir() else folder
+    path = folder / _FILE if folder.is_dir() else folder
     try:
         content = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as e:

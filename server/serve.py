@@ -57,7 +57,7 @@ def serve(config: EngineConfig, server_config: ServerConfig, listener: Listener)
     ) as client:
         with ProgressBars(config.compilation_cache_dir) as bars:
             tokenizer, generation = open_front(config)  # while the engine loads
-            server_config = resolve_generation(server_config, lambda: generation)
+            server_config = resolve_generation(server_config, lambda: generation)  # what is wrong ends it now
             client.wait_until_ready(bars.update)
         page = start_page(
             client.config,

@@ -200,7 +200,7 @@ def test_ray_serve(monkeypatch) -> None:
 
     def ingress(builder):
         made["build"] = builder
-        return lambda: "ingress"
+        return lambda replica: made.update(replica=replica) or "ingress"
 
     def deployment(**options):
         made["options"] = options
@@ -219,9 +219,16 @@ def test_ray_serve(monkeypatch) -> None:
     tokenizer = tiny_tokenizers.byte_level()
     engine = FakeEngine([5], vocab_size=tokenizer.vocab_size)
     monkeypatch.setattr("jaxpaged.engine.load.load_engine", lambda config: (engine, tokenizer))
-    with TestClient(made["build"]()) as client:
+    replica = made["replica"]()
+    replica.app = made["build"]()
+    with TestClient(replica.app) as client:
+        replica.check_health()
         assert client.get("/v1/models").status_code == 401
         models = client.get("/v1/models", headers={"Authorization": "Bearer secret"}).json()
+        engine.fail_with = RuntimeError("the device is lost")
+        client.post("/v1/completions", headers={"Authorization": "Bearer secret"}, json={"prompt": "x"})
+        with pytest.raises(RuntimeError, match="failed"):
+            replica.check_health()
     assert [model["id"] for model in models["data"]] == ["org/m"]
 
 

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
 
+from jaxpaged.engine.async_llm import AsyncLLM
+from jaxpaged.engine.core_client import InProcessClient
 from jaxpaged.errors import ConfigError
+from server.app import create_app
 from server.config import ServerConfig
 from server.convert import sampling_params
 from server.generation_defaults import resolve_generation
 from server.protocol.chat import ChatCompletionRequest
 from server.protocol.completions import CompletionRequest
+from tests import tiny_tokenizers
+from tests.fake_engine import FakeEngine
 
 OF_MODEL = {
     "temperature": 0.6, "top_p": 0.95, "top_k": 20, "do_sample": True, "eos_token_id": [2], "min_p": None,
@@ -29,6 +35,39 @@ def test_where_defaults_come_from(tmp_path) -> None:
     assert resolved(override_generation_config=override) == {**override, "top_p": 0.95, "top_k": 20}
     (tmp_path / "generation_config.json").write_text(json.dumps({"repetition_penalty": 1.1}))
     assert resolved(generation_config=str(tmp_path)) == {"repetition_penalty": 1.1}
+
+
+def of_app(model: str, **options):
+    """The defaults of an application that is given its options as they were written."""
+    tokenizer = tiny_tokenizers.byte_level()
+    engine = FakeEngine([5], vocab_size=tokenizer.vocab_size)
+    engine.config = dataclasses.replace(engine.config, model=model)
+    llm = AsyncLLM(InProcessClient(engine, tokenizer), tokenizer)
+    try:
+        return create_app(llm, ServerConfig(**options)).state.serving.config.override_generation_config
+    finally:
+        llm.close()
+
+
+def test_whoever_makes_the_application_gets_the_models_defaults(tmp_path, monkeypatch) -> None:
+    """Of a folder, and of a model in Hugging Face's cache, without the network."""
+    (tmp_path / "config.json").write_text("{}")
+    assert of_app(str(tmp_path)) == {}
+    (tmp_path / "generation_config.json").write_text(json.dumps(OF_MODEL))
+    cached = {("org/m", "generation_config.json"): str(tmp_path / "generation_config.json")}
+    monkeypatch.setattr("server.generation_defaults.try_to_load_from_cache", lambda *key: cached.get(key))
+    for model in (str(tmp_path), "org/m"):
+        assert of_app(model) == {"temperature": 0.6, "top_p": 0.95, "top_k": 20}
+        assert of_app(model, generation_config="vllm") == {}
+        assert of_app(model, override_generation_config={"top_k": 5})["top_k"] == 5
+        with pytest.raises(ConfigError, match="temprature"):
+            of_app(model, override_generation_config={"temprature": 1})
+    assert of_app("org/other") == {}
+
+
+def test_defaults_are_resolved_once() -> None:
+    once = resolve_generation(ServerConfig(override_generation_config={"min_p": 0.1}), lambda: OF_MODEL)
+    assert resolve_generation(once, lambda: {"temperature": 2.0}) == once
 
 
 @pytest.mark.parametrize(

@@ -31,11 +31,22 @@ def build() -> FastAPI:
     return create_app(llm, ServerConfig(served_model_name=(model,), api_key=keys))
 
 
+class Replica:
+    """One replica. Ray's wrapper around it has the application as `app`."""
+
+    app: FastAPI
+
+    def check_health(self) -> None:
+        """Ray asks now and then, and replaces a replica that raises."""
+        if not self.app.state.serving.llm.is_healthy:
+            raise RuntimeError("the engine has failed or is shutting down")
+
+
 deployment = serve.deployment(
     name="jaxpaged",
     num_replicas=REPLICAS,
     max_ongoing_requests=256,
     graceful_shutdown_timeout_s=60,
     ray_actor_options={"num_gpus": GPUS_PER_REPLICA},
-)(serve.ingress(build)())
+)(serve.ingress(build)(Replica))
 app = deployment.bind()
