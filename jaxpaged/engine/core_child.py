@@ -8,11 +8,14 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-_ONLY_OF_THE_FRONT = ("JAXPAGED_API_KEY",)
-_SECONDS_TO_EXIT = 5.0  # for one whose lifeline was closed, before it is killed
+API_KEY_VARIABLES = ("JAXPAGED_API_KEY", "VLLM_API_KEY")
+"""Environment variables that may hold the server's key, the first that counts first. Only the front has them."""
+
+_SECONDS_TO_EXIT = 5.0  # for those whose lifelines were closed, before they are killed
 
 
 class CoreChild:
@@ -38,7 +41,7 @@ class CoreChild:
           config: its argument, as JSON in one line.
           environment: variables beyond those of this process.
         """
-        # The thread that starts a child is told of by the system as its parent: it must live as long.
+        # PR_SET_PDEATHSIG fires when the *thread* that forked ends, so that thread lives as long as the child.
         self._thread = threading.Thread(
             target=self._live, args=(engine, config, environment), name=f"jaxpaged-core-{self.index}", daemon=True
         )
@@ -58,14 +61,15 @@ class CoreChild:
             with contextlib.suppress(OSError):  # it is dead already
                 self._process.stdin.close()
 
-    def join(self) -> None:
-        """Waits until it has ended, and kills it if that takes long."""
-        if self._process is None or threading.current_thread() is self._thread:
-            return
-        self._thread.join(_SECONDS_TO_EXIT)
-        if self._thread.is_alive():
+    def join(self, seconds: float) -> None:
+        """Waits for so long until it has ended."""
+        if self._process is not None and threading.current_thread() is not self._thread:
+            self._thread.join(seconds)
+
+    def kill(self) -> None:
+        """Kills it, unless it has ended."""
+        if self._process is not None:
             self._process.kill()
-            self._thread.join(_SECONDS_TO_EXIT)
 
     def _live(self, engine: str, config: bytes, environment: Mapping[str, str]) -> None:
         try:
@@ -97,9 +101,25 @@ class CoreChild:
         )
 
 
+def end_all(children: Sequence[CoreChild]) -> None:
+    """Ends them: most at once, and those that hang together, within seconds however many they are."""
+    for child in children:
+        child.release()
+    _join_all(children)
+    for child in children:
+        child.kill()
+    _join_all(children)
+
+
+def _join_all(children: Sequence[CoreChild]) -> None:
+    deadline = time.monotonic() + _SECONDS_TO_EXIT
+    for child in children:
+        child.join(max(0.0, deadline - time.monotonic()))
+
+
 def core_environment(variables: Mapping[str, str]) -> dict[str, str]:
     """What a core is given of these variables: not the keys of the API, which only the front knows."""
-    return {name: value for name, value in variables.items() if name not in _ONLY_OF_THE_FRONT}
+    return {name: value for name, value in variables.items() if name not in API_KEY_VARIABLES}
 
 
 def exit_reason(index: int, status: int) -> str:

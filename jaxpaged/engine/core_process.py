@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
@@ -61,6 +62,9 @@ def _die_with_front() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except Exception:
+        traceback.print_exc()
     sys.stderr.flush()
     os._exit(1)  # without waiting for threads that may be anywhere

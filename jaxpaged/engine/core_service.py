@@ -51,19 +51,19 @@ def serve_core(config: EngineConfig, engine: str, folder: Path, index: int) -> N
       index: of this core.
     """
     output = Output(folder, index)
-    loaded = _start(config, engine, output)
-    if loaded is not None:
-        core, ready = loaded
-        Input(folder, index, core).start()  # it listens before that is said
-        output.put(ready)
+    core = _start(config, engine, folder, index, output)
+    if core is not None:
         _run(core, output)
     output.close()
 
 
-def _start(config: EngineConfig, engine: str, output: Output) -> tuple[EngineCore, Ready] | None:
-    """Loads the engine, or says why not."""
+def _start(config: EngineConfig, engine: str, folder: Path, index: int, output: Output) -> EngineCore | None:
+    """Loads the engine and listens for its work, and says so; or says why not."""
     try:
         core, ready = _load(config, engine, output)
+        gc.collect()
+        gc.freeze()  # what is there now stays: no collection need look at it again
+        Input(folder, index, core).start()  # it listens before that is said
     except JaxPagedError as error:
         output.put(StartFailed(Failure.of(error)))
         return None
@@ -71,9 +71,8 @@ def _start(config: EngineConfig, engine: str, output: Output) -> tuple[EngineCor
         logger.critical("the engine does not start", exc_info=error)
         output.put(StartFailed(Failure.of(EngineDeadError(f"the engine does not start: {error!r}"))))
         return None
-    gc.collect()
-    gc.freeze()  # what is there now stays: no collection need look at it again
-    return core, ready
+    output.put(ready)
+    return core
 
 
 def _load(config: EngineConfig, name: str, output: Output) -> tuple[EngineCore, Ready]:

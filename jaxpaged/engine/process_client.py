@@ -17,7 +17,7 @@ import zmq
 
 from jaxpaged.config import EngineConfig, engine_config
 from jaxpaged.engine.core import PING
-from jaxpaged.engine.core_child import CoreChild, exit_reason
+from jaxpaged.engine.core_child import CoreChild, end_all, exit_reason
 from jaxpaged.engine.core_client import OnDeath, OnMessage
 from jaxpaged.engine.core_devices import device_environment
 from jaxpaged.engine.messages import (
@@ -176,13 +176,15 @@ class ProcessClient:
             self._watchdog.stop()
         for reported in self._reported:
             reported.set()  # nobody waits for last words any more
-        for child in self._children:
-            child.release()
-        for child in self._children:
-            child.join()
-        if threading.current_thread() is not self._reader:
-            self._context.term()  # which ends the reader
-            self._reader.join()
+        end_all(self._children)
+        if threading.current_thread() is self._reader:  # in `on_death`: it has to return before it can end
+            threading.Thread(target=self._end_reader, name="jaxpaged-close", daemon=True).start()
+        else:
+            self._end_reader()
+
+    def _end_reader(self) -> None:
+        self._context.term()  # which ends it
+        self._reader.join()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _send_if_alive(self, core: int, message: ToCore) -> None:

@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from jaxpaged.config import DTYPES, IMPLEMENTATIONS, POLICIES, EngineConfig
+from jaxpaged.engine.core_child import API_KEY_VARIABLES
 from server.chat.reasoning import REASONING_FORMATS
 from server.config import LOG_LEVELS, ServerConfig
 from server.options import values
 from server.tools.formats import TOOL_FORMATS
 
-API_KEY_VARIABLE = "JAXPAGED_API_KEY"
-_VLLM_KEY_VARIABLE = "VLLM_API_KEY"
+API_KEY_VARIABLE, _VLLM_KEY_VARIABLE = API_KEY_VARIABLES
 
 CONFIGS = (ServerConfig, EngineConfig)
 _NO_FLAG = ("model", "scheduling_key")  # an argument; a function

@@ -6,6 +6,9 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
+from jaxpaged.engine.core_child import API_KEY_VARIABLES
 from tests.engine.test_process_client import is_alive, wait_for
 from tests.server.test_processes import Served
 
@@ -13,8 +16,11 @@ KEY = "key-of-the-front"
 TOKEN = "token-of-the-hub"
 
 
-def test_children_have_no_secrets_and_a_stopped_one_ends_too(monkeypatch) -> None:
-    monkeypatch.setenv("JAXPAGED_API_KEY", KEY)
+@pytest.mark.parametrize("variable", API_KEY_VARIABLES)
+def test_children_have_no_secrets_and_a_stopped_one_ends_too(monkeypatch, variable) -> None:
+    for other in API_KEY_VARIABLES:
+        monkeypatch.delenv(other, raising=False)
+    monkeypatch.setenv(variable, KEY)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     served = Served("echo", 1)
     try:
