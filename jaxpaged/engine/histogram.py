@@ -39,7 +39,7 @@ class Series:
 
 
 class Histogram(Collector):
-    """Series by label values. Written and read in one thread.
+    """Series by label values. Written in one thread; any may collect, and sees each series at some moment.
 
     Args:
       names: under each of these the same is told.
@@ -75,9 +75,9 @@ class Histogram(Collector):
         families = self.describe()
         for family in families:
             assert isinstance(family, HistogramMetricFamily)
-            for labels, series in self._series.items():
+            for labels, series in list(self._series.items()):  # new ones may come meanwhile
                 sums, so_far = [], 0
-                for count in series.counts:
+                for count in list(series.counts):
                     so_far += count
                     sums.append(float(so_far))
                 family.add_metric(labels, list(zip(bounds, sums, strict=True)), series.total)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import base64
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import numpy as np
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
@@ -22,6 +24,8 @@ from server.protocol.embeddings import EmbeddingRequest
 from server.protocol.fields import body_schema
 from server.serving import Serving, serving
 from server.stream import finals, unless_gone
+
+LONG = 1 << 14  # numbers of an answer, from which on it is written beside the event loop: a few milliseconds' work
 
 router = APIRouter()
 
@@ -40,11 +44,15 @@ async def create_embeddings(http: Request) -> Response:
         "id": answer_id,
         "object": "list",
         "created": int(time.time()),
-        "model": body.model or state.model_names[0],
-        "data": await _data(body, outputs),
+        "model": state.model_names[0],
         "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
     }
-    return Response(msgspec.json.encode(answer), media_type="application/json")
+    vectors = [_vector(index, output) for index, output in enumerate(outputs)]
+    if sum(vector.size for vector in vectors) < LONG:
+        content = _encoded(answer, body, vectors)
+    else:
+        content = await asyncio.to_thread(_encoded, answer, body, vectors)
+    return Response(content, media_type="application/json")
 
 
 async def _prepare(state: Serving, body: EmbeddingRequest, answer_id: str) -> list[PreparedRequest]:
@@ -77,21 +85,23 @@ async def _prepare_one(
         raise
 
 
-async def _data(body: EmbeddingRequest, outputs: list[RequestOutput]) -> list[msgspec.Raw]:
-    """The vectors as JSON objects. Of many long ones the event loop writes one at a time."""
-    data: list[msgspec.Raw] = []
-    for index, output in enumerate(outputs):
-        shown = _encoded(body, index, output)
-        data.append(msgspec.Raw(msgspec.json.encode({"object": "embedding", "index": index, "embedding": shown})))
-        await asyncio.sleep(0)
-    return data
-
-
-def _encoded(body: EmbeddingRequest, index: int, output: RequestOutput) -> Any:
-    vector = output.embedding
-    if vector is None:
+def _vector(index: int, output: RequestOutput) -> np.ndarray:
+    if output.embedding is None:
         status = 503 if output.finish_reason == "abort" else 500
         raise APIError(status, f"input[{index}] has no embedding: {output.stop_reason or output.finish_reason}")
+    return output.embedding
+
+
+def _encoded(answer: dict[str, Any], body: EmbeddingRequest, vectors: Sequence[np.ndarray]) -> bytes:
+    """The answer with its data, a vector at a time: while one is encoded, no other thread runs."""
+    data = b",".join(
+        msgspec.json.encode({"object": "embedding", "index": index, "embedding": _shown(body, vector)})
+        for index, vector in enumerate(vectors)
+    )
+    return msgspec.json.encode(answer)[:-1] + b',"data":[' + data + b"]}"
+
+
+def _shown(body: EmbeddingRequest, vector: np.ndarray) -> str | list[float]:
     if body.encoding_format == "base64":
         return base64.b64encode(vector.astype("<f4").tobytes()).decode("ascii")
     return vector.tolist()

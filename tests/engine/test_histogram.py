@@ -1,5 +1,8 @@
 """Histograms as Prometheus reads them."""
 
+import sys
+import threading
+
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -40,3 +43,29 @@ def test_two_names_tell_the_same_and_no_name_comes_twice():
 def test_labels_give_the_same_series_again():
     histogram = Histogram(CollectorRegistry(), ["h"], "text", ["stage"], [1])
     assert histogram.labels("a") is histogram.labels("a") is not histogram.labels("b")
+
+
+def test_collected_while_series_come():
+    """A scrape is written in another thread than that of the engine's steps: its buckets add up all the same."""
+    registry = CollectorRegistry()
+    histogram = Histogram(registry, ["h"], "text", ["label"], [1, 2])
+    done = threading.Event()
+
+    def write() -> None:
+        for i in range(3000):
+            histogram.labels(str(i)).observe_all([0.5, 1.5, 2.5])
+        done.set()
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        writer = threading.Thread(target=write)
+        writer.start()
+        while not done.is_set():
+            (family,) = histogram.collect()
+            for bucket in zip(*[iter(family.samples)] * 5, strict=True):  # three buckets, the count, the sum
+                values = [sample.value for sample in bucket[:4]]
+                assert values == sorted(values) and values[2] == values[3]
+    finally:
+        sys.setswitchinterval(before)
+        writer.join()
