@@ -58,12 +58,17 @@ def error_object(error: BaseException) -> tuple[int, dict[str, dict[str, Any]]]:
     elif isinstance(error, InvalidRequestError):
         status = 400
     elif isinstance(error, EngineDeadError):
-        status, code = 503, "engine_dead"
+        status, code, message = 503, "engine_dead", without_details(message)
     elif isinstance(error, QueueFullError):
         status, code = 503, "queue_full"
     else:  # a bug of ours: its details are for the log only
         status, message = 500, "internal error"
     return status, {"error": {"message": message, "type": _type(status), "param": param, "code": code}}
+
+
+def without_details(message: str) -> str:
+    """A message for clients. Behind a colon are another's words, such as an exception's: only the log has them."""
+    return message.partition(":")[0]
 
 
 def _type(status: int) -> str:

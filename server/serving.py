@@ -49,10 +49,14 @@ class Serving:
         """Names that requests may use; answers carry the first one."""
         return self.config.served_model_name or (self.llm.config.model,)
 
-    def check(self, model: str | None) -> None:
-        """Raises: APIError 404 if no model of that name is served; EngineDeadError if nothing is."""
+    def check_health(self) -> None:
+        """Raises: EngineDeadError if no requests are served any more."""
         if not self.llm.is_healthy:
             raise EngineDeadError("the engine is shutting down" if self.llm.error is None else "the engine has failed")
+
+    def check(self, model: str | None) -> None:
+        """Raises: APIError 404 if no model of that name is served; EngineDeadError if nothing is."""
+        self.check_health()
         if model is not None and model not in self.model_names:
             known = ", ".join(self.model_names)
             raise APIError(
@@ -67,7 +71,7 @@ class Serving:
             "id": f"{prefix}-{request_id}",
             "object": kind,
             "created": int(time.time()),
-            "model": body.model or self.model_names[0],
+            "model": self.model_names[0],
             "system_fingerprint": f"jaxpaged-{__version__}",
             **tier,
         }
@@ -82,7 +86,7 @@ class Serving:
         add_special_tokens: bool = True,
         pooling: PoolingParams | None = None,
     ) -> PreparedRequest:
-        """Checks one prompt of a request, and gives it no more time than the server gives any.
+        """Validates and tokenizes one prompt; caps its timeout at `--request-timeout`.
 
         Args:
           pooling: for one vector of the prompt, instead of a continuation.

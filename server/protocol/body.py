@@ -70,5 +70,10 @@ class EngineBody(Body):
     cache_salt: str | None = Field(
         None, min_length=1, max_length=1024, description="Cached prefixes are shared only with the same salt."
     )
-    request_id: str | None = Field(None, max_length=256, description="Part of the response's id.")
+    request_id: str | None = Field(
+        None,
+        max_length=256,
+        pattern=r"^[\x20-\x7e]*$",  # as of X-Request-Id: it comes into logs, where a newline would begin another entry
+        description="Part of the response's id. Printable ASCII characters.",
+    )
     user: str | None = Field(None, description="Ignored.")

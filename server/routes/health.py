@@ -6,7 +6,6 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from jaxpaged import __version__
-from jaxpaged.errors import EngineDeadError
 from server.serving import serving
 
 router = APIRouter()
@@ -15,9 +14,7 @@ router = APIRouter()
 @router.get("/health", response_class=Response)
 async def health(http: Request) -> Response:
     """200 while requests are served; 503 once the engine has failed or drains."""
-    llm = serving(http).llm
-    if not llm.is_healthy:
-        raise EngineDeadError("the engine is shutting down" if llm.error is None else "the engine has failed")
+    serving(http).check_health()
     return Response(status_code=200)
 
 

@@ -9,6 +9,7 @@ import msgspec
 from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.engine.observer import RequestEnd, StepTokens, WatchedRequest
 from jaxpaged.engine.stats import EngineStats
+from server.errors import without_details
 from server.watch.http_requests import CURRENT, HttpRequest
 
 logger = logging.getLogger("jaxpaged.requests")
@@ -64,8 +65,7 @@ class RequestLog:
             return
         metrics = end.metrics
         first, finished = metrics.time_to_first_token, metrics.finished_time
-        # What comes behind a colon is another's words, and may hold the user's.
-        detail = f" ({end.detail.partition(':')[0]})" if end.detail else ""
+        detail = f" ({without_details(end.detail)})" if end.detail else ""  # they may hold the user's words
         logger.log(
             logging.WARNING if failed else logging.INFO,
             "request %s: %s%s after %d tokens, first token after %s s, %s s in all",

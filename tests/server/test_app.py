@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jsonschema_rs
 import pytest
 
 import jaxpaged
+
+GENERATING: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "x"},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}]},
+    "/v1/embeddings": {"input": "x"},
+}
 
 
 def test_models(live) -> None:
@@ -28,6 +36,23 @@ def test_request_ids_are_echoed_or_made(live) -> None:
     assert len(made) == 3
     assert live.post("/v1/completions", prompt="x", request_id="theirs").json()["id"] == "cmpl-theirs"
     assert live.http.get("/health", headers={"X-Request-Id": "x" * 300}).status_code == 400
+
+
+@pytest.mark.parametrize("path", GENERATING)
+@pytest.mark.parametrize("request_id", ["a\nINFO fake", "a\n", "\x1b[31m", "\u2028", "é", "x" * 257])
+def test_request_ids_in_bodies_are_as_those_in_headers(live, path, request_id) -> None:
+    refused = live.post(path, **GENERATING[path], request_id=request_id)
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "request_id"
+
+
+@pytest.mark.parametrize("path", GENERATING)
+def test_answers_carry_the_first_name(live, path) -> None:
+    """Whichever name was asked for."""
+    for model in ("tiny", "alias", None):
+        body = {**GENERATING[path], "model": model}
+        assert live.post(path, **body).json()["model"] == "tiny"
+        if path != "/v1/embeddings":
+            assert {event["model"] for event in live.events(path, **body)} == {"tiny"}
 
 
 def test_the_schema_names_every_field(live) -> None:
