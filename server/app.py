@@ -22,7 +22,7 @@ from server.serving import Serving
 from server.watch.http_requests import note_route
 from server.watch.telemetry import Telemetry
 
-ROUTES = (completions, chat, embeddings, tokenize, models, health, metrics, admin)
+ROUTES = (completions, chat, embeddings, tokenize, models, health, metrics, admin, page)
 
 
 def create_app(llm: AsyncLLM, config: ServerConfig) -> FastAPI:
@@ -61,13 +61,10 @@ def create_app(llm: AsyncLLM, config: ServerConfig) -> FastAPI:
     install_error_handlers(app)
     for module in ROUTES:
         app.include_router(module.router)
-    if not config.disable_fastapi_docs:
-        app.include_router(page.docs_router)
     if config.page:
         app.state.engine_state = state = engine_state.EngineState(llm)
         llm.observers.add(state)
         app.include_router(engine_state.router)
-        app.include_router(page.router)
     _wrap(app, config, telemetry)
     return app
 

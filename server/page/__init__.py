@@ -6,6 +6,8 @@ folder, and requests go to this server only.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -44,15 +46,42 @@ class PageFile:
         return {**_HEADERS, "ETag": self.etag}
 
 
-def _read(path: Path) -> PageFile:
-    content = path.read_bytes()
-    return PageFile(content, _KINDS[path.suffix], f'"{sha256(content).hexdigest()[:32]}"')
+def _file(content: bytes, media_type: str) -> PageFile:
+    return PageFile(content, media_type, f'"{sha256(content).hexdigest()[:32]}"')
 
 
-_BY_NAME = {path.name: _read(path) for path in sorted(Path(__file__).parent.iterdir()) if path.suffix in _KINDS}
+_BY_NAME = {
+    path.name: _file(path.read_bytes(), _KINDS[path.suffix])
+    for path in sorted(Path(__file__).parent.iterdir())
+    if path.suffix in _KINDS
+}
 FILES = {
     "/": _BY_NAME.pop("index.html"),
     "/docs": _BY_NAME.pop("docs.html"),
     **{f"/page/{name}": file for name, file in _BY_NAME.items()},
 }
 """Each file by its path."""
+_LINKS = {"/": b'href="./"', "/docs": b'href="docs"'}
+"""How the one page names the other; a line each."""
+
+
+@functools.cache
+def served_files(*, page: bool, docs: bool) -> dict[str, PageFile]:
+    """Each file by its path, of a server that has these pages. The one does not link to the other if it is not there.
+
+    Args:
+      page: the one at /.
+      docs: the one at /docs.
+    """
+    if not page and not docs:
+        return {}
+    missing = [path for path, is_served in (("/", page), ("/docs", docs)) if not is_served]
+    return {path: _without_links(file, missing) for path, file in FILES.items() if path not in missing}
+
+
+def _without_links(file: PageFile, paths: Sequence[str]) -> PageFile:
+    if not paths or file.media_type != _KINDS[".html"]:
+        return file
+    lines = file.content.splitlines(keepends=True)
+    kept = [line for line in lines if not any(_LINKS[path] in line for path in paths)]
+    return _file(b"".join(kept), file.media_type)

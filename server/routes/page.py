@@ -5,10 +5,10 @@ from __future__ import annotations
 from fastapi import APIRouter, HTTPException, Request
 from fastapi.responses import Response
 
-from server.page import FILES
+from server.page import served_files
+from server.serving import serving
 
 router = APIRouter(include_in_schema=False)
-docs_router = APIRouter(include_in_schema=False)
 
 
 @router.get("/")
@@ -17,7 +17,7 @@ async def page(http: Request) -> Response:
     return _served(http, "/")
 
 
-@docs_router.get("/docs")
+@router.get("/docs")
 async def docs(http: Request) -> Response:
     """The endpoints, from /openapi.json."""
     return _served(http, "/docs")
@@ -30,9 +30,10 @@ async def file(http: Request, name: str) -> Response:
 
 
 def _served(http: Request, path: str) -> Response:
-    found = FILES.get(path)
+    config = serving(http).config
+    found = served_files(page=config.page, docs=not config.disable_fastapi_docs).get(path)
     if found is None:
-        raise HTTPException(404, f"no such file: {path:.80}")
+        raise HTTPException(404)
     if http.headers.get("if-none-match") == found.etag:
         return Response(status_code=304, headers=found.headers)
     return Response(found.content, headers=found.headers, media_type=found.media_type)

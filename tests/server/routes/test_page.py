@@ -11,6 +11,7 @@ import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from urllib.parse import urljoin
 
 import httpx
 import pytest
@@ -67,10 +68,36 @@ def test_nothing_else_is_served(live, name: str) -> None:
 
 def test_the_page_can_be_turned_off(start) -> None:
     off = start(page=False)
-    for path in ("/", "/page/app.js", STATE):
+    for path in ("/", STATE):
         assert off.http.get(path).status_code == 404
     assert off.http.get("/docs").status_code == 200
     assert start(disable_fastapi_docs=True).http.get("/docs").status_code == 404
+    assert start(disable_fastapi_docs=True, page=False).http.get("/page/style.css").status_code == 404
+
+
+@pytest.mark.parametrize("page", [True, False])
+@pytest.mark.parametrize("docs", [True, False])
+@pytest.mark.parametrize(
+    "options", [{}, {"api_key": ("secret",)}, {"api_key": ("secret",), "enable_public_page": True}]
+)
+@pytest.mark.parametrize("root_path", ["", "/behind/a/proxy"])
+def test_all_that_a_page_links_to_is_there(start, page: bool, docs: bool, options: dict, root_path: str) -> None:
+    """Of each page that is served, whichever are; relative to its place, and what its scripts import too."""
+    server = start(page=page, disable_fastapi_docs=not docs, root_path=root_path, **options)
+    server.http.headers.update({} if "enable_public_page" in options else {"Authorization": "Bearer secret"})
+    left = [root_path + path for path, is_served in (("/", page), ("/docs", docs)) if is_served]
+    seen: set[str] = set()
+    while left:
+        path = left.pop()
+        if path not in seen:
+            seen.add(path)
+            response = server.http.get(path)
+            assert response.status_code == 200, path
+            links = re.findall(r"""(?:src|href)="([^"#]+)"|\bfrom "([^"]+)";""", response.text)
+            left += [urljoin(path, link or imported) for link, imported in links]
+    assert len(seen) > 5 or not (page or docs)
+    for path, is_served in (("/", page), ("/docs", docs)):
+        assert (root_path + path in seen) == is_served == (server.http.get(root_path + path).status_code == 200)
 
 
 def test_with_keys_the_page_needs_one_too_unless_the_operator_says_otherwise(start) -> None:
