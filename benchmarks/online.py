@@ -229,11 +229,15 @@ def main() -> None:
     for fault in faults[:10]:
         print(f"failed: {fault}")
     if args.save_result:
-        settings = {key: value for key, value in vars(args).items() if key not in ("metrics", "percentiles", "goals")}
+        settings = {key: value for key, value in vars(args).items() if key not in _NOT_SETTINGS}
+        settings["header"] = [pair.partition("=")[0] for pair in args.header]  # the values may be secrets
         result = record.record("online", [figures], **{key: _plain(value) for key, value in settings.items()})
         name = args.result_filename or f"online-{time.strftime('%Y%m%d-%H%M%S')}.json"
         record.save(result, args.result_dir / name)
     sys.exit(1 if faults else 0)
+
+
+_NOT_SETTINGS = ("metrics", "percentiles", "goals")
 
 
 def _plain(value: Any) -> Any:

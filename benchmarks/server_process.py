@@ -51,6 +51,7 @@ class ServerProcess:
         """
         self.name, self.url = name, f"http://127.0.0.1:{port}"
         self._log = log
+        self._names: dict[int, str] = {}  # of its processes, in the order in which they were seen first
         start = time.monotonic()
         with log.open("wb") as output:
             self._process = subprocess.Popen(
@@ -81,10 +82,15 @@ class ServerProcess:
         self._signal_all(signal.SIGCONT)
 
     def cpu_seconds(self) -> dict[str, float]:
-        """CPU time so far of each of its processes: of the one that was started ("front") and of those it started."""
-        return {
-            "front" if i == 0 else f"child {i}": cpu_seconds(pid) for i, pid in enumerate(family(self._process.pid))
-        }
+        """CPU time so far of each of its processes: of the one that was started ("front") and of those it started.
+
+        A child keeps its name for good, also when another one has ended.
+        """
+        spent = {}
+        for pid in family(self._process.pid):
+            name = self._names.setdefault(pid, f"child {len(self._names)}" if self._names else "front")
+            spent[name] = cpu_seconds(pid)
+        return spent
 
     def close(self) -> None:
         """Ends it and every process that it started."""

@@ -4,10 +4,11 @@ import os
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from benchmarks import http_front, http_peers, scripted_engine
+from benchmarks import http_front, http_peers, scripted_engine, server_process
 from benchmarks.http_client import Reply
 from benchmarks.http_path import added_latencies
 from benchmarks.scripted_engine import EOS, VOCAB_SIZE, ScriptedEngine, age
@@ -15,7 +16,7 @@ from benchmarks.server_process import ServerFailedError, ServerProcess, cpu_seco
 from jaxpaged.config import EngineConfig
 from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.text.tokenizer import Tokenizer
-from tests.server.conftest import wait_for
+from tests.waiting import wait_for
 
 SERVER = """
 import http.server, subprocess, sys, time
@@ -97,6 +98,16 @@ class TestServerProcess:
         finally:
             server.close()
         wait_for(lambda: not any(_exists(pid) for pid in pids))  # whose new parent may be slow to look
+
+    def test_a_child_keeps_its_name_when_another_one_ends(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        running = [3, 11, 12]
+        monkeypatch.setattr(server_process, "family", lambda pid: running)
+        monkeypatch.setattr(server_process, "cpu_seconds", float)
+        server = object.__new__(ServerProcess)
+        server._names, server._process = {}, SimpleNamespace(pid=3)  # type: ignore[assignment]
+        assert server.cpu_seconds() == {"front": 3.0, "child 1": 11.0, "child 2": 12.0}
+        running[:] = [3, 12, 14]
+        assert server.cpu_seconds() == {"front": 3.0, "child 2": 12.0, "child 3": 14.0}
 
     def test_one_that_ends_at_once_is_reported_with_its_last_words(self, tmp_path: Path) -> None:
         with pytest.raises(ServerFailedError, match=r"status 1.*out of luck"):

@@ -241,11 +241,14 @@ class TestRun:
         lengths = "--random-input-len 8 --random-output-len 6 --random-range-ratio 0.5 --vocab-size 250"
         flags = f"--base-url {server.url} --endpoint {endpoint} --num-prompts 12 {how} {lengths} --ignore-eos"
         save = f"--goodput e2el:10000 --check --num-warmups 2 --save-result --result-dir {tmp_path}"
-        monkeypatch.setattr("sys.argv", f"online {flags} {save} --result-filename out.json".split())
+        secret = "--header Authorization=Bearer-SECRET X-Key=SECRET"
+        monkeypatch.setattr("sys.argv", f"online {flags} {save} --result-filename out.json {secret}".split())
         with pytest.raises(SystemExit) as ended:
             online.main()
         assert ended.value.code == 0
-        (row,) = json.loads((tmp_path / "out.json").read_text())["results"]
+        text = (tmp_path / "out.json").read_text()
+        assert "SECRET" not in text and json.loads(text)["settings"]["header"] == ["Authorization", "X-Key"]
+        (row,) = json.loads(text)["results"]
         assert (row["completed"], row["failed"]) == (12, 0)
         assert row["request_goodput"] == pytest.approx(row["request_throughput"])
         assert row["median_e2el_ms"] >= row["median_ttft_ms"] > 0
