@@ -103,7 +103,7 @@ class _Core(ScriptedEngine):
     def frame(self, tokens: Sequence[int]) -> bytes:
         """What a step would send."""
         updates = [RequestUpdate(name, [token]) for name, token in zip(self.names, tokens, strict=True)]
-        return messages.encode(messages.Updates(updates, EngineStats(num_running=len(updates))))
+        return messages.encode(messages.Updates(updates, EngineStats(num_running=len(updates)), time.monotonic()))
 
     def ended(self, core: int) -> None: ...
     def abort(self, core: int, abort: messages.Abort) -> None: ...

@@ -34,11 +34,11 @@ def measure() -> list[dict[str, Any]]:
         tokenizer = Tokenizer.from_folder(Path(folder))
     tokens = [_tokens(step) for step in range(STEPS)]
     steps = [_updates(step) for step in range(STEPS)]
-    frames = [messages.encode(messages.Updates(updates, EngineStats())) for updates in steps]
+    frames = [messages.encode(messages.Updates(updates, EngineStats(), 0.0)) for updates in steps]
     outputs = _process(tokenizer, steps)
     parts: dict[tuple[str, str], Callable[[], Any]] = {
         ("encoding messages", "core"): lambda: [
-            messages.encode(messages.Updates(updates, EngineStats())) for updates in steps
+            messages.encode(messages.Updates(updates, EngineStats(), 0.0)) for updates in steps
         ],
         ("decoding messages", "front"): lambda: [messages.decode_from_core(frame) for frame in frames],
         ("detokenizing", "front"): lambda: _detokenize(tokenizer, tokens),

@@ -43,6 +43,7 @@ class FakeEngine:
       tops: the most likely tokens of every position, when logprobs are asked for; -1.0, -2.0, ... apart.
       sampled_logprob: the logprob of every sampled or prompt token.
       delay: seconds a step takes.
+      clock: gives the time; may be replaced.
       tokens_per_step: tokens a sample gets in one step, or in its first step, its second one, and so on; then one.
       follow_grammars: whether a token that a request's grammar does not allow is replaced by one that it allows: the
         end if it may be, else the lowest; otherwise such a token fails the request.
@@ -75,6 +76,7 @@ class FakeEngine:
             model="fake", max_model_len=max_model_len, max_num_seqs=64, num_kv_blocks=num_blocks, **config_options
         )
         self.delay, self.tokens_per_step = delay, tokens_per_step
+        self.clock = time.monotonic
         self.num_blocks = self.num_free = num_blocks
         self.tops: list[int] = []
         self.sampled_logprob = -0.5
@@ -159,7 +161,7 @@ class FakeEngine:
         if needed > self.num_blocks:
             raise RequestTooLargeError(f"the prompt needs {needed} blocks, but there are {self.num_blocks}")
         assert (request.request_id, 0) not in self.live
-        params = request.params
+        params, request.queued_time = request.params, self.clock()
         for index in range(params.n if params.use_beam_search else params.num_samples):
             sample = copy.copy(request)
             sample.index, sample.all_token_ids = index, list(request.all_token_ids)
@@ -225,13 +227,17 @@ class FakeEngine:
 
     def _advance(self, sample: Request) -> RequestUpdate:
         params, cached = sample.params, min(4, sample.num_prompt_tokens - 1)
-        if sample.queue_seconds is None:
-            sample.queue_seconds = max(0.0, time.monotonic() - sample.arrival_time)
-        queued = sample.queue_seconds
+        if sample.scheduled_time is None:
+            sample.scheduled_time = self.clock()
         update = RequestUpdate(
-            sample.request_id, [], num_cached_tokens=cached, index=sample.index, queue_seconds=queued
+            sample.request_id,
+            [],
+            num_cached_tokens=cached,
+            index=sample.index,
+            queued_time=sample.queued_time,
+            scheduled_time=sample.scheduled_time,
         )
-        if params.timeout is not None and time.monotonic() - sample.arrival_time >= params.timeout:
+        if params.timeout is not None and self.clock() - sample.arrival_time >= params.timeout:
             return self._end(sample, update, "abort", "timeout")
         if params.prompt_logprobs is not None and sample.index == 0 and not sample.num_output_tokens:
             prompt = sample.prompt_token_ids[1:]

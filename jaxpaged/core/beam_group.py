@@ -76,8 +76,8 @@ class BeamGroup:
             how = ending or Ending("error", f"there are only {len(found)} sequences")
             if ending is None and index < len(found) and (reason := found[index].finish_reason):
                 how = Ending(reason, found[index].stop_reason)
-            cached, queued = request.num_cached_tokens, self._beams[0].queue_seconds
-            updates.append(RequestUpdate(request.request_id, tokens, logprobs, *how, cached, index, queued))
+            cached, times = request.num_cached_tokens, (request.queued_time, self._beams[0].scheduled_time)
+            updates.append(RequestUpdate(request.request_id, tokens, logprobs, *how, cached, index, *times))
         request.finish_reason, request.stop_reason = updates[0].finish_reason, updates[0].stop_reason
         return updates
 

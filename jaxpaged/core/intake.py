@@ -52,7 +52,8 @@ class Intake:
                             None,
                             request.num_cached_tokens,
                             request.index,
-                            request.queue_seconds,
+                            request.queued_time,
+                            request.scheduled_time,
                         )
                     )
                     continue
@@ -66,9 +67,9 @@ class Intake:
         else:
             assert len(tokens) <= 1 or not request.num_inflight_tokens, "a later step was laid out for one token"
             n, ending = request.extend(tokens)
-            cached = request.num_cached_tokens
+            cached, queued = request.num_cached_tokens, request.queued_time
             update = RequestUpdate(
-                request.request_id, tokens, logprobs, None, None, cached, request.index, request.queue_seconds
+                request.request_id, tokens, logprobs, None, None, cached, request.index, queued, request.scheduled_time
             )
             if ending is not None:
                 update = self._residency.end(request, ending)

@@ -102,7 +102,7 @@ class Request:
       host_key: names its blocks in host memory, if they are there; else None.
       slot: its row on the device while RUNNING, else -1.
       num_cached_tokens: prompt tokens found in the prefix cache at first admission; -1 before.
-      queue_seconds: from its arrival until its first admission; None before.
+      queued_time, scheduled_time: when the scheduler took it in, and when it first admitted it; None before.
       block_hashes, num_registered_blocks, prefix_node, weight_version: the prefix cache's notes on this request;
         nobody else writes them.
     """
@@ -112,8 +112,8 @@ class Request:
         "eos_token_ids", "finish_reason", "grammar", "group", "host_key", "index", "is_plain", "max_total_tokens",
         "num_cached_tokens", "num_computed_tokens", "num_inflight_tokens", "num_pooled_tokens", "num_preemptions",
         "num_prompt_logprobs", "num_prompt_tokens", "num_registered_blocks", "params", "pooled_sum", "pooling",
-        "prefix_node", "priority", "queue_seconds", "request_id", "seed", "slot", "sort_key", "source", "status",
-        "stop_reason", "stop_token_ids", "weight_version",
+        "prefix_node", "priority", "queued_time", "request_id", "scheduled_time", "seed", "slot", "sort_key", "source",
+        "status", "stop_reason", "stop_token_ids", "weight_version",
     )  # fmt: skip
 
     def __init__(
@@ -157,7 +157,8 @@ class Request:
         most = room if params.max_tokens is None else max(1, params.max_tokens)
         self.max_total_tokens = self.num_prompt_tokens + (1 if pooling else min(room, most))
         self.num_cached_tokens = -1
-        self.queue_seconds: float | None = None
+        self.queued_time: float | None = None
+        self.scheduled_time: float | None = None
         self.num_preemptions = 0
         self.block_hashes: list[bytes] = []  # of full blocks of known tokens, computed lazily
         self.weight_version = -1  # the weights that block_hashes and the blocks belong to

@@ -111,7 +111,8 @@ class Residency:
         self.followers.notice(request)
         request.finish_reason, request.stop_reason = ending
         cached = max(0, request.num_cached_tokens)
-        return RequestUpdate(request.request_id, [], None, *ending, cached, request.index, request.queue_seconds)
+        times = request.queued_time, request.scheduled_time
+        return RequestUpdate(request.request_id, [], None, *ending, cached, request.index, *times)
 
     def forget(self) -> None:
         """The weights have changed: what waiting requests had computed, and every cached prefix, is void."""

@@ -139,6 +139,7 @@ class Scheduler:
             longest = longest_sequence(self.block_manager, self.max_model_len)
             request.max_total_tokens = min(request.max_total_tokens, longest)
         request.sort_key = (self._key(request) if self._key else 0, next(self._serials), 0)
+        request.queued_time = self._clock()
         if request.params.use_beam_search:
             self._deadlines.add(request)
             BeamGroup(request, self._residency)
@@ -314,8 +315,8 @@ class Scheduler:
             left -= more
 
     def _note_admission(self, request: Request) -> None:
-        if request.queue_seconds is None:
-            request.queue_seconds = max(0.0, self._clock() - request.arrival_time)
+        if request.scheduled_time is None:
+            request.scheduled_time = self._clock()
         if request.num_cached_tokens < 0:  # what a preempted request finds again is no hit
             request.num_cached_tokens = request.num_computed_tokens
             self.prefix_cache_queries += request.num_prompt_tokens

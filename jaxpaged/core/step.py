@@ -155,7 +155,8 @@ class RequestUpdate(msgspec.Struct, array_like=True):
         over; what went wrong, for "error"; else None.
       num_cached_tokens: prompt tokens found in the prefix cache when first admitted.
       index: which sample: 0 to `params.num_samples` - 1; of a beam search, the rank of the sequence.
-      queue_seconds: from the request's arrival until the sample was first scheduled; None before.
+      queued_time: when the engine took the request in, in seconds of its clock.
+      scheduled_time: when the sample was first scheduled; None before.
       prompt_logprobs: records of the prompt's next positions, in order; the first is that of position 1.
       embedding: the vector that was asked for, little-endian float32, in the last update.
     """
@@ -167,6 +168,7 @@ class RequestUpdate(msgspec.Struct, array_like=True):
     stop_reason: int | str | None = None
     num_cached_tokens: int = 0
     index: int = 0
-    queue_seconds: float | None = None
+    queued_time: float | None = None
+    scheduled_time: float | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
     embedding: bytes | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -65,7 +66,7 @@ class EngineCore:
         """The busy loop: until `stop`, or until the engine fails, with what it raises."""
         while self._take_messages():
             updates = self._engine.step() if self._engine.has_work else []
-            self._send(Updates(updates, self._engine.stats))
+            self._send(Updates(updates, self._engine.stats, time.monotonic()))
 
     def stop(self) -> None:
         """Ends `run` after the present step, and the compiling of grammars at once."""

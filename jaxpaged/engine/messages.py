@@ -1,6 +1,7 @@
 """What passes between the front of an engine and its cores. Nothing else does; on the wire it is msgpack, never pickle.
 
-Each message is a tagged array: names of fields are not sent. Whoever decodes one checks it against the types here.
+Messages, updates and stats are arrays without field names; parameters and snapshots are maps with them. Whoever decodes
+one checks it against the types here.
 """
 
 from __future__ import annotations
@@ -123,10 +124,15 @@ class StartFailed(Message, frozen=True):
 
 
 class Updates(Message, frozen=True):
-    """What a step did, one message a step; also sent, without updates, when something else has changed the stats."""
+    """What a step did, one message a step; also sent, without updates, when something else has changed the stats.
+
+    Attributes:
+      time: when the step was over, as `time.monotonic` tells it.
+    """
 
     updates: list[RequestUpdate]
     stats: EngineStats
+    time: float
 
 
 class Refused(Message, frozen=True):

@@ -57,7 +57,7 @@ _SAMPLES = (1, 2, 5, 10, 20)
 # Times: (name, bounds, help)
 _TIMES = (
     ("e2e_request_latency_seconds", _OF_REQUESTS, "From a request's arrival to its end."),
-    ("request_queue_time_seconds", _OF_REQUESTS, "From a request's arrival to its first part in a step."),
+    ("request_queue_time_seconds", _OF_REQUESTS, "From when the engine took a request in to its first part in a step."),
     ("request_prefill_time_seconds", _OF_REQUESTS, "From a request's first part in a step to its first token."),
     ("request_decode_time_seconds", _OF_REQUESTS, "From a request's first token to its last."),
     ("request_inference_time_seconds", _OF_REQUESTS, "From a request's first part in a step to its last token."),
@@ -217,9 +217,9 @@ class _CoreMetrics:
         finished = metrics.finished_time or time.monotonic()
         times["e2e_request_latency_seconds"].observe(finished - metrics.arrival_time)
         scheduled, first, last = metrics.scheduled_time, metrics.first_token_time, metrics.last_token_time
-        if scheduled is None:
+        if scheduled is None or metrics.queued_time is None:
             return
-        times["request_queue_time_seconds"].observe(scheduled - metrics.arrival_time)
+        times["request_queue_time_seconds"].observe(scheduled - metrics.queued_time)
         if first is None or last is None:
             return
         times["request_prefill_time_seconds"].observe(first - scheduled)

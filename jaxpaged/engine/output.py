@@ -116,6 +116,7 @@ class RequestMetrics:
 
     Attributes:
       arrival_time: when it was made.
+      queued_time: when the engine took it in; None before its first update.
       scheduled_time: when it was first part of a step; None before.
       first_token_time: when its first token reached the host; None before.
       last_token_time: when its latest one did.
@@ -125,6 +126,7 @@ class RequestMetrics:
     """
 
     arrival_time: float
+    queued_time: float | None = None
     scheduled_time: float | None = None
     first_token_time: float | None = None
     last_token_time: float | None = None

@@ -179,8 +179,8 @@ class _LiveRequest:
         if update.num_cached_tokens > self._num_cached_tokens:
             self._num_cached_tokens = update.num_cached_tokens
         metrics, num_new = self._metrics, sample.consume(update)
-        if metrics.scheduled_time is None and update.queue_seconds is not None:
-            metrics.scheduled_time = metrics.arrival_time + update.queue_seconds
+        if metrics.scheduled_time is None:
+            metrics.queued_time, metrics.scheduled_time = update.queued_time, update.scheduled_time
         if not self._prompt_counted and (num_new or update.finish_reason in ("stop", "length")):
             self._prompt_counted = True
             tokens.num_prompt_tokens += len(self._prompt_token_ids)

@@ -92,7 +92,7 @@ def _attributes(request: WatchedRequest, end: RequestEnd, model_name: str, finis
         "gen_ai.usage.prompt_tokens": request.num_prompt_tokens,
         "gen_ai.usage.completion_tokens": metrics.num_output_tokens,
         "gen_ai.latency.e2e": finished - metrics.arrival_time,
-        "gen_ai.latency.time_in_queue": _between(metrics.arrival_time, scheduled),
+        "gen_ai.latency.time_in_queue": _between(metrics.queued_time, scheduled),
         "gen_ai.latency.time_to_first_token": _between(metrics.arrival_time, first),
         "gen_ai.latency.time_in_model_prefill": _between(scheduled, first),
         "gen_ai.latency.time_in_model_decode": _between(first, last),

@@ -58,7 +58,7 @@ def test_a_loop_that_is_late_takes_no_counter_back() -> None:
         delivery.streams[name] = OutputStream(name, stream_loop, 0.0, merge=True)
     for step in (1, 2):
         updates = [RequestUpdate("a", [5] * step), RequestUpdate("b", [5])]
-        delivery.receive_updates(0, Updates(updates, EngineStats(num_preemptions=step)))
+        delivery.receive_updates(0, Updates(updates, EngineStats(num_preemptions=step), 0.0))
     late, early = loops
     early.run()
     late.run()

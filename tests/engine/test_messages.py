@@ -56,13 +56,14 @@ FROM_CORE = [
     Progress("load", 2**40, 2**41),
     Ready({"model": "x", "max_model_len": 5, "tokenizer": None}, 100, [2, 3], 7, 64, "last"),
     StartFailed(FAILURE),
-    Updates([], EngineStats(num_running=3, schedule_seconds=0.5)),
+    Updates([], EngineStats(num_running=3, schedule_seconds=0.5), 12.5),
     Updates(
         [
-            RequestUpdate("id#1", [5, 6], [LOGPROBS], "stop", "🔥", 4, 2, 0.5, [LOGPROBS], b"\0\1"),
+            RequestUpdate("id#1", [5, 6], [LOGPROBS], "stop", "🔥", 4, 2, 0.5, 1.5, [LOGPROBS], b"\0\1"),
             RequestUpdate("id#2", [], finish_reason="stop", stop_reason=7),
         ],
         EngineStats(),
+        12.5,
     ),
     Refused("id#1", FAILURE),
     Answer(3),

@@ -97,12 +97,12 @@ def test_tokens_of_a_step(told):
 
 
 def test_a_request_at_its_end(told):
-    told.end(["stop"], 10.0, 10.5, 11.0, 13.0, 13.5, tokens=5, n=1, max_tokens=9)
+    told.end(["stop"], 9.0, 10.0, 10.5, 11.0, 13.0, 13.5, tokens=5, n=1, max_tokens=9)
     assert told.value("request_success_total", finished_reason="stop") == 1
     sums = {"queue": 0.5, "prefill": 0.5, "decode": 2.0, "inference": 2.5}
     for phase, seconds in sums.items():
         assert told.value(f"request_{phase}_time_seconds_sum") == seconds
-    assert told.value("e2e_request_latency_seconds_sum") == 3.5
+    assert told.value("e2e_request_latency_seconds_sum") == 4.5
     assert told.value("request_time_per_output_token_seconds_sum") == 0.5
     assert told.value("request_prompt_tokens_sum") == 7 and told.value("request_generation_tokens_sum") == 5
     assert told.value("request_prefill_kv_computed_tokens_sum") == 4
@@ -113,9 +113,9 @@ def test_a_request_at_its_end(told):
 @pytest.mark.parametrize(
     "times, phases",
     [
-        ((1.0, None, None, None, 2.0), ()),
-        ((1.0, 1.5, None, None, 2.0), ("queue",)),
-        ((1.0, 1.5, 1.6, 1.8, 2.0), PHASES),
+        ((1.0, None, None, None, None, 2.0), ()),
+        ((1.0, 1.4, 1.5, None, None, 2.0), ("queue",)),
+        ((1.0, 1.4, 1.5, 1.6, 1.8, 2.0), PHASES),
     ],
 )
 def test_an_aborted_request_counts_for_what_it_has_gone_through(told, times, phases):
@@ -128,19 +128,19 @@ def test_an_aborted_request_counts_for_what_it_has_gone_through(told, times, pha
 
 
 def test_a_refused_request_was_never_served(told):
-    told.end([], 1.0, None, None, None, 2.0)
+    told.end([], 1.0, None, None, None, None, 2.0)
     assert told.value("e2e_request_latency_seconds_count") == told.value("request_params_n_count") == 0
 
 
 def test_several_samples_are_one_request(told):
-    told.end(["length", "stop"], 1.0, 1.0, 2.0, 5.0, 5.0, tokens=8, n=2, max_tokens=None)
+    told.end(["length", "stop"], 1.0, 1.0, 1.0, 2.0, 5.0, 5.0, tokens=8, n=2, max_tokens=None)
     assert told.value("request_success_total", finished_reason="length") == 1
     assert told.value("request_params_n_sum") == 2 and told.value("request_params_max_tokens_count") == 0
     assert told.value("request_time_per_output_token_seconds_sum") == 1.0  # three tokens after the first in each
 
 
 def test_the_text_is_what_prometheus_reads(told):
-    told.end(["stop"], 1.0, 1.0, 2.0, 5.0, 5.0)
+    told.end(["stop"], 1.0, 1.0, 1.0, 2.0, 5.0, 5.0)
     families = {f.name: f for f in text_string_to_metric_families(generate_latest(told.registry).decode())}
     assert families["jaxpaged:request_success"].type == "counter"
     assert families["jaxpaged:e2e_request_latency_seconds"].type == "histogram"

@@ -1,5 +1,7 @@
 """What an engine tells of itself."""
 
+import time
+
 import msgspec
 import pytest
 
@@ -57,17 +59,24 @@ def test_preempted_requests_compute_again_but_hit_nothing(make_engine, host_bloc
     assert stats.num_swapped == 0
 
 
-def test_time_in_the_queue_ends_with_the_first_admission(make_engine):
-    engine = make_engine(seqs=1, caching=False)
+@pytest.mark.parametrize("how", [{}, {"n": 2}, {"n": 2, "use_beam_search": True}], ids=lambda how: "-".join(how))
+def test_time_in_the_queue_is_from_the_taking_in_to_the_first_admission(make_engine, how):
+    """Not from the arrival: what comes before the engine is no time in its queue."""
+    engine = make_engine(seqs=how.get("n", 1), caching=False)
+    params, begin = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True, **how), time.monotonic()
     for name in ("a", "b"):
-        request = engine.make_request(name, [1, 2, 3], SamplingParams(temperature=0, max_tokens=3, ignore_eos=True))
-        engine.add_request(request)
-    queued: dict[str, set[float | None]] = {"a": set(), "b": set()}
+        engine.add_request(engine.make_request(name, [1, 2, 3], params, arrival_time=begin - 1000))
+    times: dict[str, set[tuple[float, float]]] = {}
     while engine.has_work:
         for update in engine.step():
-            queued[update.request_id].add(update.queue_seconds)
-    (first,), (second,) = queued["a"], queued["b"]  # the same in every update
-    assert first is not None and second is not None and 0 <= first < second
+            times.setdefault(f"{update.request_id}{update.index}", set()).add(
+                (update.queued_time, update.scheduled_time)
+            )
+    for found in times.values():
+        ((queued, scheduled),) = found  # the same in every update
+        assert begin <= queued <= scheduled
+    (first,), (second,) = times["a0"], times["b0"]
+    assert first < second
 
 
 def test_it_crosses_to_another_process_whole():
