@@ -16,6 +16,7 @@ from jaxpaged.config import engine_config
 from jaxpaged.core.pooling_params import PoolingKind, PoolingParams
 from jaxpaged.core.request import Request
 from jaxpaged.core.sampling_params import SamplingParams
+from jaxpaged.engine.checks import as_token_ids
 from jaxpaged.engine.load import load_engine
 from jaxpaged.engine.output import RequestOutput
 from jaxpaged.engine.output_processor import OutputProcessor
@@ -93,7 +94,7 @@ class LLM:
         batch = _as_batch(prompts)
         params = _as_params(sampling_params, len(batch))
         texts = [prompt if isinstance(prompt, str) else None for prompt in batch]
-        ids = [self.tokenizer.encode(p) if isinstance(p, str) else _as_ids(p) for p in batch]
+        ids = [self.tokenizer.encode(p) if isinstance(p, str) else as_token_ids(p) for p in batch]
         return self._run(ids, texts, params, cache_salt, priority, use_tqdm)
 
     def chat(
@@ -150,7 +151,7 @@ class LLM:
         wanted = PoolingParams(pooling=pooling, dimensions=dimensions, normalize=normalize)
         batch = _as_batch(prompts)
         params = [SamplingParams(max_tokens=None, output_kind="final", detokenize=False)] * len(batch)
-        ids = [self.tokenizer.encode(p) if isinstance(p, str) else _as_ids(p) for p in batch]
+        ids = [self.tokenizer.encode(p) if isinstance(p, str) else as_token_ids(p) for p in batch]
         outputs = self._run(ids, [None] * len(ids), params, cache_salt, priority, use_tqdm, wanted)
         if not outputs:
             return np.zeros((0, dimensions or self.engine.hidden_size), np.float32)
@@ -255,18 +256,6 @@ def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Any]:
     if batch and not any(isinstance(p, (str, Sequence)) or getattr(p, "ndim", 0) for p in batch):
         return [batch]  # one prompt of ids, right or wrong: the ids are checked later
     return batch
-
-
-def _as_ids(prompt: Any) -> list[int]:
-    """Token ids as a list of Python values; their range is checked by the engine."""
-    if hasattr(prompt, "__array__"):
-        array = np.asarray(prompt)
-        if array.ndim != 1:
-            raise InvalidRequestError(f"a prompt of token ids is flat, not of shape {array.shape}", param="prompt")
-        return array.tolist()
-    if not isinstance(prompt, Sequence) or isinstance(prompt, (bytes, bytearray)):
-        raise InvalidRequestError(f"prompt {prompt!r} is neither text nor a list of token ids", param="prompt")
-    return list(prompt)
 
 
 def _vector(output: RequestOutput) -> np.ndarray:

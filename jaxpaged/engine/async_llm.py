@@ -56,7 +56,8 @@ class AsyncLLM:
         Args:
           client: of the cores; closed with this.
           observer: is told what happens, in the event loop.
-          on_death: called once, in a thread of the client's, if the engine fails.
+          on_death: called once if the engine fails, with what the first core has died of: in a thread of the client's,
+            or in here if it is dead already.
         """
         self.tokenizer = tokenizer
         self.error: BaseException | None = None
@@ -202,10 +203,16 @@ class AsyncLLM:
         return await self._calls.every_core("snapshot")
 
     async def start_profile(self, folder: str) -> None:
-        """Records what the device does; of several cores, each into a folder of its own there."""
+        """Records what the device does; of several cores, each into a folder of its own there. All do, or none."""
         count = self._client.num_cores
         folders = [folder] if count == 1 else [os.path.join(folder, f"core-{i}") for i in range(count)]
-        await asyncio.gather(*(self._calls.one(i, "start_profile", folder) for i, folder in enumerate(folders)))
+        calls = (self._calls.one(i, "start_profile", folder) for i, folder in enumerate(folders))
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        errors = {i: result for i, result in enumerate(results) if isinstance(result, BaseException)}
+        if errors:  # the others would go on
+            others = (self._calls.one(i, "stop_profile") for i in range(count) if i not in errors)
+            await asyncio.gather(*others, return_exceptions=True)
+            raise next(iter(errors.values()))
 
     async def stop_profile(self) -> None:
         """Writes the record to its folder."""

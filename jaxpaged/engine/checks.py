@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
 from numbers import Integral
+from typing import Any
 
 import msgspec
+import numpy as np
 
 from jaxpaged.config import EngineConfig
 from jaxpaged.core.pooling_params import POOLING_KINDS, PoolingParams
@@ -55,6 +57,22 @@ def checked_prompt(
             f"the prompt has {len(prompt)} tokens, but the context holds {limit}{with_one}", param="prompt"
         )
     return prompt
+
+
+def as_token_ids(prompt: Any) -> list[int]:
+    """Token ids as a list of Python values, of an array or a sequence; `check_token_ids` looks at the values.
+
+    Raises:
+      InvalidRequestError: it is no such thing.
+    """
+    if hasattr(prompt, "__array__"):
+        array = np.asarray(prompt)
+        if array.ndim != 1:
+            raise InvalidRequestError(f"a prompt of token ids is flat, not of shape {array.shape}", param="prompt")
+        return array.tolist()
+    if not isinstance(prompt, Sequence) or isinstance(prompt, (bytes, bytearray)):
+        raise InvalidRequestError(f"prompt {prompt!r:.80} is neither text nor a list of token ids", param="prompt")
+    return list(prompt)
 
 
 def check_token_ids(token_ids: Sequence[int], vocab_size: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import queue
@@ -13,6 +14,7 @@ from jaxpaged.config import EngineConfig
 from jaxpaged.engine.core import EngineCore
 from jaxpaged.engine.engine_like import EngineLike
 from jaxpaged.engine.messages import Abort, AddRequest, Call, FromCore, ToCore
+from jaxpaged.errors import EngineDeadError
 from jaxpaged.text.grammar import GrammarCompiler
 
 if TYPE_CHECKING:
@@ -23,7 +25,8 @@ logger = logging.getLogger(__name__)
 OnMessage = Callable[[int, FromCore], None]
 """Takes a message of a core, whose index it is given. Called in threads of the client's."""
 OnDeath = Callable[[int, BaseException], None]
-"""Is told which core has died, and of what. Called once, in a thread of the client's."""
+"""Is told which core has died, and of what. Called once for each core that dies, in a client thread, or inside `start`
+for a core already lost."""
 
 _SECONDS_TO_STOP = 30.0  # for the step under way
 
@@ -81,7 +84,10 @@ class EngineCoreClient(Protocol):
     def abort(self, core: int, abort: Abort) -> None: ...
     def call(self, core: int, call: Call) -> None: ...
     def close(self) -> None:
-        """Ends the cores, within seconds whatever they do. Nothing is received afterwards."""
+        """Ends the cores. Nothing is received afterwards.
+
+        Processes end within seconds, whatever they do; a core in this one is left behind if its step does not end.
+        """
         ...
 
 
@@ -97,6 +103,7 @@ class InProcessClient:
         self._messages: queue.SimpleQueue[ToCore | None] = queue.SimpleQueue()
         self._input = threading.Thread(target=self._take_input, name="jaxpaged-input", daemon=True)
         self._loop = threading.Thread(target=self._run, name="jaxpaged-engine", daemon=True)
+        self._gone: str | None = None  # why nothing can be sent any more
 
     @property
     def config(self) -> EngineConfig:
@@ -124,7 +131,7 @@ class InProcessClient:
 
     @property
     def is_alive(self) -> bool:
-        return self._loop.is_alive()
+        return self._gone is None and self._loop.is_alive()
 
     def start(self, on_message: OnMessage, on_death: OnDeath) -> None:
         self._core = EngineCore(self._engine, self.grammars, functools.partial(on_message, 0))
@@ -133,19 +140,21 @@ class InProcessClient:
         self._loop.start()
 
     def add(self, request: AddRequest) -> int:
-        self._messages.put(request)
+        self._put(request)
         return 0
 
     def ended(self, core: int) -> None:
         pass
 
     def abort(self, core: int, abort: Abort) -> None:
-        self._messages.put(abort)
+        with contextlib.suppress(EngineDeadError):  # it holds nothing any more
+            self._put(abort)
 
     def call(self, core: int, call: Call) -> None:
-        self._messages.put(call)
+        self._put(call)
 
     def close(self) -> None:
+        self._gone = self._gone or "the engine is shutting down"
         if self._loop.ident is None:  # never started
             return
         self._messages.put(None)
@@ -156,6 +165,11 @@ class InProcessClient:
         if self._loop.is_alive() and self._loop is not threading.current_thread():
             logger.error("the engine's step does not end; it is left behind")
 
+    def _put(self, message: ToCore) -> None:
+        if self._gone is not None:
+            raise EngineDeadError(self._gone)
+        self._messages.put(message)
+
     def _take_input(self) -> None:
         while (message := self._messages.get()) is not None:
             self._core.receive(message)
@@ -164,4 +178,5 @@ class InProcessClient:
         try:
             self._core.run()
         except BaseException as error:
+            self._gone = f"the engine has failed: {error}"
             self._on_death(0, error)

@@ -14,7 +14,7 @@ from jaxpaged.core.pooling_params import PoolingParams
 from jaxpaged.core.request import Request
 from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.core.size_limits import check_length
-from jaxpaged.engine.checks import check_params, check_scheduling, checked_pooling, checked_prompt
+from jaxpaged.engine.checks import as_token_ids, check_params, check_scheduling, checked_pooling, checked_prompt
 from jaxpaged.engine.core_client import EngineCoreClient
 from jaxpaged.engine.messages import AddRequest
 from jaxpaged.errors import EngineDeadError, InvalidRequestError
@@ -100,7 +100,7 @@ class Preparation:
             client, bad_words = self._client, bad_word_ids(self._tokenizer, params.bad_words)
             check_scheduling(priority, cache_salt, client.config)
             check_params(params, client.config, client.vocab_size, bad_words)
-            token_ids = self._encode(prompt, params, add_special_tokens) if isinstance(prompt, str) else prompt
+            token_ids = as_token_ids(prompt) if text is None else self._encode(text, params, add_special_tokens)
             request = Request(
                 internal_id,
                 self._checked_prompt(token_ids, params, generates=pooling is None),

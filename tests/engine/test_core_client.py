@@ -9,6 +9,7 @@ from contextlib import aclosing
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from jaxpaged.config import EngineConfig
@@ -16,8 +17,9 @@ from jaxpaged.core.pooling_params import PoolingParams
 from jaxpaged.core.sampling_params import SamplingParams, StructuredOutputs
 from jaxpaged.engine.async_llm import AsyncLLM
 from jaxpaged.engine.core_client import EngineCoreClient, InProcessClient
+from jaxpaged.engine.messages import Abort, AddRequest, Call
 from jaxpaged.engine.process_client import ProcessClient
-from jaxpaged.errors import InvalidRequestError, QueueFullError, RequestTooLargeError, UnsupportedError
+from jaxpaged.errors import EngineDeadError, InvalidRequestError, QueueFullError, RequestTooLargeError, UnsupportedError
 from tests.scripted_core import LOAD, TOKENIZER, load
 
 MODEL = "echo delay=0.001 num_blocks=40 queue_limit=30"
@@ -34,7 +36,7 @@ class Front:
 
     def play(self, test: Callable[[AsyncLLM], Coroutine[Any, Any, None]]) -> None:
         """Runs a test, and checks that it leaves nothing behind."""
-        asyncio.run_coroutine_threadsafe(self._play(test), self.loop).result(60)
+        asyncio.run_coroutine_threadsafe(self._play(test), self.loop).result(150)
 
     async def _play(self, test: Callable[[AsyncLLM], Coroutine[Any, Any, None]]) -> None:
         await asyncio.wait_for(test(self.llm), 120)
@@ -93,6 +95,10 @@ def test_many_requests_keep_their_own_text(front) -> None:
     [
         ({"prompt": []}, InvalidRequestError, "prompt"),
         ({"prompt": [10**6]}, InvalidRequestError, "prompt"),
+        ({"prompt": None}, InvalidRequestError, "prompt"),
+        ({"prompt": 5}, InvalidRequestError, "prompt"),
+        ({"prompt": b"abc"}, InvalidRequestError, "prompt"),
+        ({"prompt": np.zeros((1, 2), int)}, InvalidRequestError, "prompt"),
         ({"prompt": "x" * 1000}, RequestTooLargeError, "prompt"),
         ({"prompt": "x", "cache_salt": ""}, InvalidRequestError, "cache_salt"),
         ({"prompt": "x", "priority": 1}, InvalidRequestError, "priority"),
@@ -139,21 +145,6 @@ def test_grammars_are_followed_in_the_core(front) -> None:
     front.play(test)
 
 
-def test_an_abort_while_the_grammar_compiles_is_heeded(front) -> None:
-    async def test(llm: AsyncLLM) -> None:
-        for i in range(20):
-            wanted = SamplingParams(max_tokens=400, structured_outputs=StructuredOutputs(regex=f"long*{i}"))
-            prepared = await llm.prepare("long", wanted)
-            stream = llm.stream(prepared)
-            reader = asyncio.ensure_future(anext(stream))
-            await asyncio.sleep(0)  # it is submitted
-            reader.cancel()
-            await asyncio.gather(reader, return_exceptions=True)
-            await stream.aclose()
-
-    front.play(test)
-
-
 def test_leaving_aborts_in_the_core(front) -> None:
     async def test(llm: AsyncLLM) -> None:
         async with aclosing(llm.generate("long", SamplingParams(max_tokens=400))) as outputs:
@@ -195,6 +186,40 @@ def test_methods_of_the_engine_are_called_by_name(front) -> None:
                 await llm._calls.one(0, name)
 
     front.play(test)
+
+
+def test_all_cores_take_a_profile_or_none(front, tmp_path) -> None:
+    async def test(llm: AsyncLLM) -> None:
+        cores = range(llm._client.num_cores)
+        for core in cores:
+            (tmp_path / f"core-{core}").mkdir()
+        last = cores[-1]
+        await llm._calls.one(last, "start_profile", str(tmp_path / f"core-{last}"))
+        with pytest.raises(InvalidRequestError, match="is being taken already"):
+            await llm.start_profile(str(tmp_path))
+        for core in cores[:-1]:
+            with pytest.raises(InvalidRequestError, match="start one first"):
+                await llm._calls.one(core, "stop_profile")
+        await llm._calls.one(last, "stop_profile")  # whoever began that one may end it
+
+    front.play(test)
+
+
+@pytest.mark.parametrize(("prompt", "reason"), [("x", "shutting down"), ("fail", "device lost")])
+def test_nothing_is_sent_to_a_core_in_this_process_that_is_gone(prompt, reason) -> None:
+    client, died = InProcessClient(*load(EngineConfig(model="echo"), lambda *_: None)), threading.Event()
+    client.start(lambda *_: None, lambda *_: died.set())
+    request = AddRequest("r", TOKENIZER.encode(prompt), SamplingParams(max_tokens=100), 0.0)
+    client.add(request)
+    if prompt == "fail":
+        assert died.wait(60) and not client.is_alive
+    client.close()
+    with pytest.raises(EngineDeadError, match=reason):
+        client.add(request)
+    with pytest.raises(EngineDeadError, match=reason):
+        client.call(0, Call(1, "snapshot"))
+    client.abort(0, Abort("r"))  # of what it does not hold any more
+    assert not client.is_alive
 
 
 def test_text_is_made_and_read_off_the_loop(front) -> None:
