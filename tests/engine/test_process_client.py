@@ -15,7 +15,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,16 +31,9 @@ from jaxpaged.engine.process_client import ProcessClient
 from jaxpaged.engine.routing import BLOCK_TOKENS
 from jaxpaged.errors import ConfigError, EngineDeadError, InvalidRequestError, ModelError
 from tests.scripted_core import HANGS, LOAD, TOKENIZER
+from tests.waiting import wait_for
 
 LONG = SamplingParams(max_tokens=400)
-
-
-def wait_for(condition: Callable[[], object], seconds: float = 60.0) -> None:
-    """Gives up late: what comes at once on an idle machine may take long on a busy one."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "not within the time"
-        time.sleep(0.005)
 
 
 def is_alive(pid: int) -> bool:

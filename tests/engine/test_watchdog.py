@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import time
 
 import pytest
 
@@ -16,8 +15,9 @@ from jaxpaged.engine.async_llm import AsyncLLM
 from jaxpaged.engine.process_client import ProcessClient
 from jaxpaged.engine.watchdog import _LOOKS, Watchdog
 from jaxpaged.errors import EngineDeadError
-from tests.engine.test_process_client import collect, is_alive, wait_for
+from tests.engine.test_process_client import collect, is_alive
 from tests.scripted_core import LOAD, TOKENIZER
+from tests.waiting import wait_for
 
 SECONDS = 2.0
 
@@ -69,19 +69,24 @@ def test_slow_steps_and_silence_without_work_are_no_death() -> None:
 
 
 def test_looks_are_counted_and_not_time() -> None:
-    silent: list[int] = []
-    asked: list[int] = []
+    """The pauses between them last no time here; elsewhere a machine may sleep for hours in one."""
+    events: list[str] = []
+    pauses: list[float] = []
+
+    class Stopped:
+        def wait(self, pause: float) -> bool:
+            pauses.append(pause)
+            return "core 0 is silent" in events
 
     def ask(core: int) -> None:
-        asked.append(core)
+        events.append(f"core {core} is asked")
         if core == 1:
             watchdog.heard(1)
 
-    watchdog = Watchdog(2, 0.02, ask, silent.append)
-    watchdog.start()
-    begin = time.monotonic()
-    wait_for(lambda: silent)
-    assert time.monotonic() - begin >= 0.02
-    watchdog.stop()
-    watchdog.join()
-    assert silent == [0] and asked.count(1) >= _LOOKS
+    watchdog = Watchdog(2, 3600.0, ask, lambda core: events.append(f"core {core} is silent"))
+    watchdog._stopped = Stopped()  # type: ignore[assignment]
+    watchdog.run()
+    assert set(pauses) == {3600.0 / _LOOKS}
+    before = events[: events.index("core 0 is silent")]
+    assert before.count("core 0 is asked") == before.count("core 1 is asked") == _LOOKS
+    assert "core 1 is silent" not in events

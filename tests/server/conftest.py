@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -20,6 +19,7 @@ from server.connection import uvicorn_options
 from tests import tiny_tokenizers
 from tests.fake_engine import FakeEngine
 from tests.tiny_tokenizers import TinyTokenizer
+from tests.waiting import wait_for
 
 EOS = 2
 MODEL = "tiny"
@@ -119,14 +119,6 @@ class LiveServer(RunningServer):
 
 def _not_json(constant: str) -> None:
     raise AssertionError(f"{constant} is not JSON")
-
-
-def wait_for(condition: Callable[[], object], seconds: float = 60.0) -> None:
-    """Gives up late: what comes at once on an idle machine may take long on a busy one."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "not within the time"
-        time.sleep(0.005)
 
 
 @pytest.fixture(scope="module")

@@ -20,8 +20,9 @@ import pytest
 from benchmarks.http_client import Client, Reply
 from benchmarks.latencies import Outcome, outcome
 from tests import tiny_model
-from tests.engine.test_process_client import is_alive, wait_for
-from tests.server.test_processes import COMPLETIONS, ROOT, Served, accepts
+from tests.engine.test_process_client import is_alive
+from tests.server.test_processes import COMPLETIONS, ROOT, Served
+from tests.waiting import accepts, wait_for
 
 MODELS = {
     "lives": "echo delay=0.002 num_blocks=100000",

@@ -30,7 +30,7 @@ from server.config import ServerConfig
 from server.options.flags import engine_config_of, server_config_of
 from tests import tiny_tokenizers
 from tests.fake_engine import FakeEngine
-from tests.server.conftest import wait_for
+from tests.waiting import wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKENIZER = tiny_tokenizers.byte_level()

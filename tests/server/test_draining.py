@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.engine.test_process_client import wait_for
 from tests.server.test_processes import COMPLETIONS, Served
+from tests.waiting import accepts, wait_for
 
 
 @pytest.fixture(scope="module")
@@ -38,11 +38,6 @@ def end(served: Served, how: str) -> None:
     if how == "ctrl-c twice":
         wait_for(lambda: not accepts(served.port))
         served.child.send_signal(number)
-
-
-def accepts(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 @pytest.mark.parametrize("how", ["time is over", "ctrl-c twice", "terminal closed"])

@@ -21,7 +21,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.engine.test_process_client import is_alive, wait_for
+from tests.engine.test_process_client import is_alive
+from tests.waiting import accepts, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPLETIONS = "/v1/completions"
@@ -252,11 +253,6 @@ def test_ctrl_c_twice_ends_it_at_once_whatever_runs(servers) -> None:
         served.child.wait(60)
     assert time.monotonic() - begin < 30
     wait_for(lambda: not any(is_alive(pid) for pid in children))
-
-
-def accepts(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def test_nothing_outlives_a_killed_server(servers) -> None:

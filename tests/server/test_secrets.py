@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from jaxpaged.engine.core_child import API_KEY_VARIABLES
-from tests.engine.test_process_client import is_alive, wait_for
+from tests.engine.test_process_client import is_alive
 from tests.server.test_processes import Served
+from tests.waiting import wait_for
 
 KEY = "key-of-the-front"
 TOKEN = "token-of-the-hub"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import tempfile
 import threading
 import time
@@ -11,19 +10,16 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from jaxpaged.text.grammar import GrammarCache
-from tests.server.conftest import LiveServer, wait_for
+from tests.memory import resident
+from tests.server.conftest import LiveServer
 from tests.text.test_grammar import HOSTILE
+from tests.waiting import wait_for
 
 COMPLETIONS, CHAT, TOKENIZE = "/v1/completions", "/v1/chat/completions", "/tokenize"
 HELLO = [{"role": "user", "content": "x"}]
 # Of each kind some; all of them are tested where grammars are compiled.
 CASES = ["(a+)+b", "(.*a){30}", "repeat", "a megabyte", "deep schema text", "enum of 100 000", "10 000 properties",
          "chain of references", "EBNF parentheses", "doubling rules"]  # fmt: skip
-
-
-def megabytes() -> float:
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * resource.getpagesize() / 1e6
 
 
 def ask_hostile(server: LiveServer, name: str) -> None:
@@ -91,10 +87,10 @@ def test_new_grammars_take_no_more_memory_and_no_disk(start, tmp_path, monkeypat
             assert answer.json()["choices"][0]["text"] == "ab", answer.text
 
     ask(range(1, 100))
-    before = megabytes()
+    before = resident()
     ask(range(100, 400))
     assert len(cache) < 50 and cache.num_bytes <= 1 << 20
-    assert megabytes() - before < 20  # the allocator keeps some
+    assert resident() - before < 20  # the allocator keeps some
     assert not list(tmp_path.iterdir())
     server.check()
 

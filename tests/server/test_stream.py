@@ -12,7 +12,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.server.conftest import LiveServer, wait_for
+from tests.server.conftest import LiveServer
+from tests.waiting import wait_for
 
 LONG = {"prompt": "x", "max_tokens": 400}
 

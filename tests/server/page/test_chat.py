@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Route, expect
 
-from tests.server.conftest import wait_for
 from tests.server.page.conftest import answer, play, say
+from tests.waiting import wait_for
 
 
 def test_it_answers_and_remembers(live, tab) -> None:

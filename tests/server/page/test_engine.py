@@ -13,8 +13,9 @@ from jaxpaged.engine.core_client import InProcessClient
 from jaxpaged.engine.load import load_engine
 from jaxpaged.engine.stats import EngineStats
 from tests import tiny_model
-from tests.server.conftest import RunningServer, wait_for
+from tests.server.conftest import RunningServer
 from tests.server.page.conftest import answer, play, say
+from tests.waiting import wait_for
 
 
 def test_the_engine_view_shows_requests_and_their_blocks(live, tab) -> None:

@@ -11,7 +11,8 @@ import pytest
 
 from server.protocol.embeddings import MAX_INPUTS
 from tests.fake_engine import HIDDEN_SIZE, hidden_state
-from tests.server.conftest import EOS, MODEL, LiveServer, wait_for
+from tests.server.conftest import EOS, MODEL, LiveServer
+from tests.waiting import wait_for
 
 PATH = "/v1/embeddings"
 TEXTS = ["a", "Hello there, how are you?", "x" * 40]

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.server.conftest import EOS, LiveServer, wait_for
+from tests.server.conftest import EOS, LiveServer
+from tests.server.raw_http import connect, head
+from tests.waiting import wait_for
 
 KEY = "a-secret-key"
 Shown = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -126,6 +128,10 @@ def test_load_counts_generation_only(live):
     for thread in threads:
         thread.start()
     wait_for(lambda: live.http.get("/load").json() == {"server_load": 3})
+    with connect(live) as sock:
+        sock.sendall(head("POST", "/tokenize", "Content-Length: 100"))  # it waits for its body
+        for _ in range(5):
+            assert live.http.get("/load").json() == {"server_load": 3}
     live.play([EOS])
     for thread in threads:
         thread.join()

@@ -8,7 +8,8 @@ import openai
 import pytest
 
 from jaxpaged.device.logits_processor import LogitsProcessor
-from tests.server.conftest import LiveServer, wait_for
+from tests.server.conftest import LiveServer
+from tests.waiting import wait_for
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "hello"}]

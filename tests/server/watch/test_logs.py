@@ -19,7 +19,8 @@ from server.watch.http_requests import CURRENT, HttpRequest
 from server.watch.log_format import add_request_id, configure_logging
 from server.watch.request_log import RequestLog
 from server.watch.stats_log import StatsLog
-from tests.server.conftest import EOS, wait_for
+from tests.server.conftest import EOS
+from tests.waiting import wait_for
 
 SECRETS = ("PROMPTSECRET", "SYSTEMSECRET", "TOOLSECRET", "KEYSECRET", "STOPSECRET", "SCHEMASECRET", "WORDSECRET")
 

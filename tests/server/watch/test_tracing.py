@@ -20,7 +20,7 @@ from jaxpaged.engine.output import RequestMetrics
 from jaxpaged.errors import ConfigError
 from server.config import ServerConfig
 from server.watch.tracing import RequestTracer, otlp_exporter
-from tests.server.conftest import wait_for
+from tests.waiting import wait_for
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
@@ -153,5 +153,6 @@ def test_a_live_request_that_the_server_forgets_leaves_no_context(start, collect
     with server.http.stream("POST", "/v1/completions", json=body) as response:
         lines = response.iter_lines()
         next(lines)
-    (tracer,) = [o for o in server.llm.observers._observers if isinstance(o, RequestTracer)]
+        (tracer,) = [o for o in server.llm.observers._observers if isinstance(o, RequestTracer)]
+        assert len(tracer._contexts) == 1
     wait_for(lambda: not tracer._contexts)
