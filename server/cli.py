@@ -11,9 +11,8 @@ from collections.abc import Sequence
 
 from jaxpaged import __version__
 from jaxpaged.errors import JaxPagedError
-from server.commands import add_chat_command, add_serve_command
-from server.options.flags import in_flags, nearest
-from server.options.vllm import undotted
+
+# What takes its time to import, the functions below import: then `main` is there to catch Ctrl-C.
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -23,6 +22,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = parse(sys.argv[1:] if argv is None else argv)
         return arguments.run(arguments)
     except JaxPagedError as e:
+        from server.options.flags import in_flags
+
         print(f"jaxpaged: error: {in_flags(str(e), arguments)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -36,6 +37,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
       SystemExit: it makes no sense, which was said, or asked for help.
       ConfigError: the file of options is wrong.
     """
+    from server.options.flags import nearest
+
     words = list(argv)
     flags = words[: words.index("--")] if "--" in words else words
     words[: len(flags)] = [_with_dashes(word) for word in flags]
@@ -62,6 +65,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser with all commands."""
+    from server.commands import add_chat_command, add_serve_command
+
     parser = argparse.ArgumentParser(prog="jaxpaged", description="LLM serving in pure JAX.", allow_abbrev=False)
     parser.add_argument("--version", "-v", action="version", version=f"jaxpaged {__version__}")
     parser.set_defaults(parser=parser, run=_print_help)
@@ -87,6 +92,8 @@ def _with_dashes(word: str) -> str:
     """`--max-model-len=4` for `--max_model_len=4`, as vLLM has it."""
     if not word.startswith("--"):
         return word
+    from server.options.vllm import undotted
+
     name, equals, value = word.partition("=")
     return undotted(name.replace("_", "-") + equals + value)
 

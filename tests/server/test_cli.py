@@ -230,6 +230,26 @@ def test_a_taken_port_is_found_before_the_weights_load(monkeypatch, capsys) -> N
     assert f"127.0.0.1:{port}" in err and "in use" in err and err.count("\n") == 1
 
 
+@pytest.mark.parametrize("module", ["server.commands", "server.options.flags", "server.config", "jaxpaged.config"])
+def test_ctrl_c_while_it_imports_is_quiet(module) -> None:
+    code = textwrap.dedent(
+        f"""
+        import sys
+
+        class Interrupted:
+            def find_spec(self, name, *_):
+                if name == "{module}":
+                    raise KeyboardInterrupt
+
+        sys.meta_path.insert(0, Interrupted())
+        from server.cli import main
+        sys.exit(main(["serve", "demo"]))
+        """
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def test_mistakes_are_found_before_anything_slow_is_imported(tmp_path) -> None:
     """A taken port, a folder without a model, a file of keys that is not there."""
     code = (
