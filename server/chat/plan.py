@@ -32,12 +32,14 @@ class ChatFormats:
 
     Attributes:
       tools, reasoning: the formats; reasoning None: thoughts are content.
+      tools_are_named: the operator has named that of the tools.
       control_ids: ids of control tokens by their text.
     """
 
     tools: ToolFormat
     reasoning: ReasoningFormat | None
     control_ids: dict[str, int]
+    tools_are_named: bool
 
     @classmethod
     def of(cls, config: ServerConfig, tokenizer: Tokenizer) -> ChatFormats:
@@ -48,6 +50,7 @@ class ChatFormats:
             tool_format(config.tool_call_parser, "\n".join(map(str, templates))),
             reasoning_format(config.reasoning_parser),
             {text: i for i, text in tokenizer.added_tokens.items() if i in tokenizer.special_ids},
+            config.tool_call_parser is not None,
         )
 
 
@@ -61,8 +64,7 @@ class ChatPlan:
         """
         self._body, self._formats, self._tokenizer = body, formats, tokenizer
         self._has_tools = body.choice != "none"
-        if body.choice == "auto" and not config.enable_auto_tool_choice:
-            raise InvalidRequestError('tool_choice="auto" needs a server with enable_auto_tool_choice', param="tools")
+        self._may_choose = body.choice != "auto" or config.enable_auto_tool_choice
         if body.chat_template is not None and not config.trust_request_chat_template:
             raise InvalidRequestError(
                 "chat_template is refused: this server does not trust its clients' templates", param="chat_template"
@@ -71,8 +73,9 @@ class ChatPlan:
         self._shown_tools = [tool.for_template() for tool in body.offered_tools] if shows else []
         template = body.chat_template or chat_template_of(tokenizer, self._shown_tools)
         self._speaks_tools = template_knows(template, "tools")
-        # A template without tools is told of them in plain JSON, so that is how its model answers.
-        self._format = formats.tools if self._speaks_tools and not body.forces_call else PLAIN_JSON
+        # What a template without tools speaks is not known: unless the operator says it, plain JSON is asked for.
+        is_known = self._speaks_tools or formats.tools_are_named
+        self._format = formats.tools if is_known and not body.forces_call else PLAIN_JSON
         self._variables = self._template_variables(template)
         self._before = Prompted.ENDED if formats.reasoning is None else Prompted.NOTHING
 
@@ -83,14 +86,15 @@ class ChatPlan:
 
     @property
     def finishes_with_calls(self) -> bool:
-        """Whether calls are a reason to end: as OpenAI says it, that one named function is called is none."""
+        """Whether tool calls set finish_reason `tool_calls`. As in OpenAI's API, a forced named function finishes with
+        `stop`."""
         return not isinstance(self._body.choice, NamedChoice)
 
     @property
     def messages(self) -> Sequence[Any]:
         """The messages for the template."""
         messages = self._body.messages
-        return messages if self._speaks_tools else described(messages, self._shown_tools)
+        return messages if self._speaks_tools else described(messages, self._shown_tools, self._format)
 
     @property
     def template_options(self) -> dict[str, Any]:
@@ -127,8 +131,10 @@ class ChatPlan:
         """The parameters of an answer to this prompt: its form, and the markers that must reach the parsers.
 
         Raises:
-          InvalidRequestError: the parameters and the form contradict each other.
+          InvalidRequestError: the parameters and the form contradict each other, or the model may not choose.
         """
+        if not self._may_choose:
+            raise InvalidRequestError('tool_choice="auto" needs a server with enable_auto_tool_choice', param="tools")
         if not self.parses:
             return params
         changes: dict[str, Any] = {}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from jaxpaged.errors import ConfigError
 from server.chat.deltas import Parser
+from server.tools import written
 from server.tools.deepseek_v3 import CALLS, DeepSeekV3Parser
 from server.tools.hermes import OPEN, HermesParser
 from server.tools.mistral import CALLS as MISTRAL_CALLS
@@ -21,20 +22,29 @@ class ToolFormat:
 
     Attributes:
       make: a parser of one answer, from the tools' names and those markers that are control tokens of the model.
+      write: calls as the model writes them.
       markers: texts that some models have as control tokens: these must reach the parser.
       sign: a text that only chat templates of this format hold; "": none tells.
     """
 
     make: Callable[[Set[str], Sequence[str]], Parser]
+    write: Callable[[written.Calls], str]
     markers: tuple[str, ...] = ()
     sign: str = ""
 
 
-_HERMES = ToolFormat(lambda _, hidden: HermesParser(hidden), HermesParser.MARKERS, OPEN)
-_LLAMA3 = ToolFormat(Llama3JsonParser, Llama3JsonParser.MARKERS, '"parameters": dictionary of argument name')
-_PYTHONIC = ToolFormat(PythonicParser, PythonicParser.MARKERS, START)
-_DEEPSEEK = ToolFormat(lambda _, hidden: DeepSeekV3Parser(hidden), DeepSeekV3Parser.MARKERS, CALLS)
-PLAIN_JSON = ToolFormat(PlainJsonParser)
+_HERMES = ToolFormat(lambda _, hidden: HermesParser(hidden), written.hermes_tags, HermesParser.MARKERS, OPEN)
+_LLAMA3 = ToolFormat(
+    Llama3JsonParser, written.llama3_json, Llama3JsonParser.MARKERS, '"parameters": dictionary of argument name'
+)
+_PYTHONIC = ToolFormat(PythonicParser, written.pythonic, PythonicParser.MARKERS, START)
+_MISTRAL = ToolFormat(
+    lambda _, hidden: MistralParser(hidden), written.mistral_array, MistralParser.MARKERS, MISTRAL_CALLS
+)
+_DEEPSEEK = ToolFormat(
+    lambda _, hidden: DeepSeekV3Parser(hidden), written.deepseek_v3_fences, DeepSeekV3Parser.MARKERS, CALLS
+)
+PLAIN_JSON = ToolFormat(PlainJsonParser, written.plain_json)
 
 TOOL_FORMATS: dict[str, ToolFormat] = {
     "hermes": _HERMES,
@@ -42,7 +52,7 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
     "llama4_json": _LLAMA3,
     "pythonic": _PYTHONIC,
     "llama4_pythonic": _PYTHONIC,
-    "mistral": ToolFormat(lambda _, hidden: MistralParser(hidden), MistralParser.MARKERS, MISTRAL_CALLS),
+    "mistral": _MISTRAL,
     "deepseek_v3": _DEEPSEEK,
     "deepseek_v31": _DEEPSEEK,
     "json": PLAIN_JSON,

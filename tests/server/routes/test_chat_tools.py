@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from server.tools.formats import TOOL_FORMATS
 from tests import tiny_tokenizers
 
 PATH = "/v1/chat/completions"
@@ -344,6 +345,31 @@ def test_a_server_that_leaves_no_choice(start) -> None:
         response = server.post(PATH, messages=HELLO, tools=TOOLS, max_tokens=5, **fields)
         assert response.status_code == status, response.text
     assert "enable_auto_tool_choice" in server.post(PATH, messages=HELLO, tools=TOOLS).json()["error"]["message"]
+    assert server.post("/tokenize", messages=HELLO, tools=TOOLS).json()["count"] > 0  # nothing is to be called there
+
+
+LONG_CONTEXT = {"max_model_len": 4096, "num_blocks": 512}  # the tokenizer knows bytes only
+CITY = {"role": "assistant", "content": None, "tool_calls": [
+    {"id": "a", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Rome"}'}}
+]}  # fmt: skip
+
+
+@pytest.mark.parametrize("template", [TEMPLATE, "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"])
+@pytest.mark.parametrize("name", sorted(TOOL_FORMATS))
+def test_a_parser_that_is_named_goes_before_what_the_template_tells(start, name, template) -> None:
+    """One that knows no tools is told of them in that form, earlier calls too."""
+    write = TOOL_FORMATS[name].write
+    server = start(tiny_tokenizers.byte_level(template), engine_options=LONG_CONTEXT, tool_call_parser=name)
+    prompts: list[list[int]] = []
+    ids = server.tokenizer.byte_ids(write([{"name": "get_weather", "arguments": {"city": "Paris"}}]))
+    server.play(lambda request: prompts.append(request.prompt_token_ids) or [*ids, 2])
+    body = {"messages": [*HELLO, CITY, {"role": "tool", "tool_call_id": "a", "content": "hot"}], "tools": TOOLS}
+    message = server.post(PATH, **body).json()["choices"][0]["message"]
+    assert [(n, json.loads(arguments)) for n, arguments in calls_of(message)] == [("get_weather", {"city": "Paris"})]
+    said = server.tokenizer.decode(prompts[-1], skip_special_tokens=False)
+    if template != TEMPLATE:
+        assert write([{"name": "get_weather", "arguments": {"city": "Rome"}}]) in said
+        assert write([{"name": "NAME", "arguments": {"ARGUMENT": "VALUE"}}]) in said
 
 
 def test_tools_that_may_not_be_called_may_be_left_out(live, start) -> None:

@@ -52,6 +52,27 @@ def test_an_answer_may_end_anywhere(name, answer) -> None:
             assert part.content == answer[:end]
 
 
+ARGUMENTS = st.dictionaries(
+    st.from_regex(r"[a-z_]{1,8}", fullmatch=True),
+    st.recursive(
+        st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text("ab <>{}[]()'\"\\\n;,=日🔥", max_size=8),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("ab'\"", max_size=3), inner, max_size=3),
+        max_leaves=6,
+    ),
+    max_size=3,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(["get_weather", "f"]), ARGUMENTS), min_size=1, max_size=3))
+def test_what_is_written_in_a_format_is_read_in_it(made) -> None:
+    for name in FORMATS:
+        text = TOOL_FORMATS[name].write([{"name": called, "arguments": arguments} for called, arguments in made])
+        read = parse(make(name), [text])
+        assert [(call.name, json.loads(call.arguments)) for call in read.calls] == made, text
+        assert not read.content
+
+
 broken = st.lists(st.sampled_from(FRAGMENTS), max_size=16).map("".join)
 damaged = st.builds(
     lambda case, place, fragment: case[1][:place] + fragment + case[1][place + 1 :],
