@@ -69,7 +69,7 @@ def http(fake_app):
 @pytest.fixture
 def fake_app():
     from jaxpaged.engine.async_llm import AsyncLLM
-    from jaxpaged.engine.core_client import InProcessClient
+    from jaxpaged.engine.in_process_client import InProcessClient
     from server.app import create_app
 
     tokenizer = tiny_tokenizers.byte_level()
@@ -81,7 +81,7 @@ def fake_app():
 def test_yaml_parses(path) -> None:
     for document in yaml.safe_load_all(path.read_text()):
         assert document
-        if path.parent.name in ("kubernetes", "kserve"):
+        if path.parent.name in ("kubernetes", "prometheus-operator", "kserve"):
             assert document["apiVersion"] and document["kind"] and document["metadata"]["name"]
 
 
@@ -154,25 +154,26 @@ def test_kubernetes(http) -> None:
 
 
 def test_kubernetes_objects_name_each_other(http) -> None:
-    server, secret = documents("kubernetes/server.yaml"), documents("kubernetes/secret.yaml")["Secret"]
+    server = documents("kubernetes/server.yaml")
     stateful, service = server["StatefulSet"], server["Service"]
     labels = stateful["spec"]["template"]["metadata"]["labels"]
     assert stateful["spec"]["selector"]["matchLabels"] == service["spec"]["selector"] == labels
     assert stateful["spec"]["serviceName"] == service["metadata"]["name"]
     (port,) = POD["containers"][0]["ports"]
     assert service["spec"]["ports"][0]["targetPort"] == port["name"]
+    text = (DEPLOY / "kubernetes" / "server.yaml").read_text()
+    ((secret, key),) = re.findall(r"kubectl create secret generic (\w+) --from-literal=([\w-]+)=", text)
     for variable in POD["containers"][0]["env"]:
         reference = variable["valueFrom"]["secretKeyRef"]
-        assert reference["name"] == secret["metadata"]["name"]
-        assert reference["key"] in secret["stringData"] or reference["optional"]
+        assert reference["name"] == secret and (reference["key"] == key or reference.get("optional"))
     assert POD["containers"][0]["env"][0]["name"] == API_KEY_VARIABLE
-    monitor = documents("kubernetes/podmonitor.yaml")["PodMonitor"]["spec"]
+    monitor = documents("kubernetes/prometheus-operator/podmonitor.yaml")["PodMonitor"]["spec"]
     assert monitor["selector"]["matchLabels"] == labels
     (job,) = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())["scrape_configs"]
     assert labels[monitor["jobLabel"]] == job["job_name"]  # the alerts select by it
     (endpoint,) = monitor["podMetricsEndpoints"]
     assert endpoint["port"] == port["name"]
-    assert endpoint["authorization"]["credentials"]["key"] in secret["stringData"]
+    assert endpoint["authorization"]["credentials"] == {"name": secret, "key": key}
     assert http.get(endpoint["path"], headers={"Authorization": "Bearer secret"}).status_code == 200
 
 
@@ -192,6 +193,8 @@ def test_kserve(http) -> None:
     assert model["runtime"] == documents("kserve/runtime.yaml")["ServingRuntime"]["metadata"]["name"]
     assert model["modelFormat"]["name"] in {format_["name"] for format_ in KSERVE_POD["supportedModelFormats"]}
     assert model["env"][0]["name"] == API_KEY_VARIABLE
+    assert "optional" not in model["env"][0]["valueFrom"]["secretKeyRef"]  # without its secret a server is open to all
+    assert {mount["name"] for mount in container["volumeMounts"]} == {v["name"] for v in KSERVE_POD["volumes"]}
 
 
 def test_ray_serve(monkeypatch) -> None:

@@ -1,6 +1,6 @@
 """Ray Serve: each replica is an engine on a GPU of its own, behind the whole OpenAI API.
 
-pip install 'ray[serve]' 'jaxpaged[cuda12]'
+pip install 'ray[serve]' '.[cuda12]'    # from the checkout's root
 MODEL=Qwen/Qwen3-0.6B serve run serve_app:app
 """
 
@@ -19,7 +19,7 @@ def build() -> FastAPI:
     """Called in each replica: loads the model there. The application ends the engine when the replica ends."""
     from jaxpaged.config import EngineConfig
     from jaxpaged.engine.async_llm import AsyncLLM
-    from jaxpaged.engine.core_client import InProcessClient
+    from jaxpaged.engine.in_process_client import InProcessClient
     from jaxpaged.engine.load import load_engine
     from server.app import create_app
     from server.config import ServerConfig
