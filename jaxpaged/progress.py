@@ -19,6 +19,10 @@ class _Stage(NamedTuple):
     scaled: bool  # B to MB
     format: str
 
+    def amount(self, count: int) -> str:
+        """`count` units, in words."""
+        return f"{tqdm.format_sizeof(count)}{self.unit}" if self.scaled else f"{count} {self.unit}s"
+
 
 _PLAIN = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}]"  # no time left: the last programs take the longest
 _STAGES = {
@@ -56,6 +60,7 @@ class ProgressBars:
         self.totals: dict[str, int] = {}
         self._enabled, self._cache_option = enabled, cache_option
         self._started: dict[str, float] = {}
+        self._logged: dict[str, float] = {}  # when a line of the log was last written
         self._bars: dict[str, tqdm] = {}
 
     def __enter__(self) -> ProgressBars:
@@ -72,7 +77,7 @@ class ProgressBars:
             return
         begins = stage not in self._started
         if begins:
-            self._started[stage] = time.monotonic()
+            self._started[stage] = self._logged[stage] = time.monotonic()
             if stage == "warm-up":
                 print(_about_programs(self._cache_option), file=sys.stderr, flush=True)
         if _redraws():
@@ -92,13 +97,14 @@ class ProgressBars:
             bar.close()
 
     def _log(self, stage: str, done: int, total: int, begins: bool) -> None:
-        told = _stage(stage)
-        amount = f"{tqdm.format_sizeof(total)}{told.unit}" if told.scaled else f"{total} {told.unit}s"
+        told, now = _stage(stage), time.monotonic()
         if begins:
-            print(f"{told.title}: {amount}", file=sys.stderr, flush=True)
+            print(f"{told.title}: {told.amount(total)}", file=sys.stderr, flush=True)
         if done >= total:
-            seconds = time.monotonic() - self._started[stage]
-            print(f"{told.title}: done after {seconds:.1f} s", file=sys.stderr, flush=True)
+            print(f"{told.title}: done after {now - self._started[stage]:.1f} s", file=sys.stderr, flush=True)
+        elif now - self._logged[stage] >= _LOG_SECONDS:
+            self._logged[stage] = now
+            print(f"{told.title}: {told.amount(done)} of {told.amount(total)}", file=sys.stderr, flush=True)
 
 
 def _redraws() -> bool:
@@ -113,6 +119,4 @@ def _about_programs(cache_option: str | None) -> str:
     folder = programs_folder(cache_option)
     if folder is None:
         return "Every start compiles the programs, which takes a while: compilation_cache_dir is off."
-    return (
-        f"The first start compiles the programs, which takes a while, and keeps them in {folder}; later ones read them."
-    )
+    return f"Programs that are not in {folder} yet are compiled, which takes a while; later starts read them."

@@ -30,14 +30,21 @@ def told(monkeypatch, stream: io.StringIO, cache: str | None = "/programs") -> s
 def test_a_log_has_a_line_at_the_start_and_end_of_each_stage(monkeypatch) -> None:
     lines = told(monkeypatch, io.StringIO()).splitlines()
     assert lines[0] == "Loading weights: 3.00MB" and lines[1].startswith("Loading weights: done after 0.")
-    assert "keeps them in /programs" in lines[2]
+    assert "not in /programs yet are compiled" in lines[2]
     assert lines[3] == "Preparing programs: 30 programs" and lines[4].startswith("Preparing programs: done after 0.")
     assert len(lines) == 5 and not any("\r" in line for line in lines)
 
 
+def test_a_log_says_now_and_then_how_far_it_is(monkeypatch) -> None:
+    monkeypatch.setattr("jaxpaged.progress._LOG_SECONDS", 0.0)
+    lines = told(monkeypatch, io.StringIO()).splitlines()
+    assert "Loading weights: 1.50MB of 3.00MB" in lines and "Preparing programs: 12 programs of 30 programs" in lines
+    assert len(lines) == 5 + 2 * 10
+
+
 def test_a_terminal_has_bars_and_no_guess_when_programs_are_ready(monkeypatch) -> None:
     text = told(monkeypatch, Terminal())
-    loading, programs = text.split("The first start compiles the programs")
+    loading, programs = text.split("Programs that are not in")
     assert "\rLoading weights: 100%" in loading and "B/s" in loading
     assert "Preparing programs: 100%" in programs and "30/30 [00:00]" in programs and "<" not in programs
 
