@@ -7,8 +7,9 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import httptools
 import msgspec
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from server.config import ServerConfig
 from server.errors import APIError, error_object, shown
@@ -32,14 +33,21 @@ def uvicorn_options(config: ServerConfig) -> dict[str, Any]:
 
 
 class BoundedConnection(HttpToolsProtocol):
-    """Drops clients that send an endless head, send nothing for too long, or do not take their answers."""
+    """Drops clients that send an endless head, send nothing for too long, or do not take their answers.
+
+    A client that closes its half of the connection has left, as with nginx: nothing else tells of those that have left
+    altogether before there is something to write to them, which may be minutes of work for nobody.
+    """
 
     def __init__(self, *args: Any, options: ServerConfig, **kwargs: Any):
         super().__init__(*args, **kwargs)
+        self.parser = _Parser(self)
         self._options = options
         self._in_head, self._in_body, self._refused = True, False, False
         self._received = self._parsed = 0  # bytes of the head
         self._begun = False  # there is a head
+        self._head_again: bytes | None = None  # a head that comes once more, without its `Upgrade`
+        self._answered: RequestResponseCycle | None = None  # what is answered now, or was last
         self._unread = 0  # bytes of a body that nobody waits for
         self._closing = False
         self._late_refusal: APIError | None = None  # of a request behind one that is being answered
@@ -57,6 +65,10 @@ class BoundedConnection(HttpToolsProtocol):
         for timer in (self._head_timer, self._reader_timer):
             if timer is not None:
                 timer.cancel()
+        self.pipeline.clear()
+        if self._answered is not None and not self._answered.response_complete:  # super knows but the last to come
+            self._answered.disconnected = True
+            self._answered.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -100,8 +112,11 @@ class BoundedConnection(HttpToolsProtocol):
             raise self._refusal  # the parser ends, and calls `send_400_response`
 
     def on_headers_complete(self) -> None:
-        assert self.parser is not None
-        fault = _fault(self.headers, self.parser.get_http_version())
+        if self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT":
+            self._head_again = self._head_without_upgrade()
+            return
+        version = self.parser.get_http_version()
+        fault = _fault(self.headers, version)
         if fault is not None:
             self._refusal = fault
             raise fault
@@ -111,6 +126,22 @@ class BoundedConnection(HttpToolsProtocol):
             self._head_timer = None
         super().on_headers_complete()
         self.cycle.transport = _GentlyClosed(self.transport, self.close_gently)  # type: ignore[assignment]
+        if version == "1.0":
+            self.cycle.send = functools.partial(_send_unchunked, self.cycle)
+
+    def _head_without_upgrade(self) -> bytes:
+        line = b"%s %s HTTP/%s\r\n" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
+        kept = [b"%s: %s\r\n" % (name, value) for name, value in self.headers if name != b"upgrade"]
+        return b"".join((line, *kept, b"\r\n"))
+
+    def take_head_again(self) -> bytes | None:
+        """The head at which the parser has stopped for its `Upgrade`, without that; once."""
+        again, self._head_again = self._head_again, None
+        return again
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answered = cycle
+        super()._start_asgi_task(cycle, app)
 
     def _expect_head(self) -> None:
         if self._head_timer is None:
@@ -154,6 +185,8 @@ class BoundedConnection(HttpToolsProtocol):
     # The body, if the answer does not wait for it.
 
     def on_message_complete(self) -> None:
+        if self._head_again is not None:  # it has not begun
+            return
         self._in_body = False
         super().on_message_complete()
         if self._closing:
@@ -219,6 +252,40 @@ class BoundedConnection(HttpToolsProtocol):
             self.transport.abort()  # the request behind it is aborted as any whose client has gone
         elif size:
             self._look_later(size)
+
+
+class _Parser(httptools.HttpRequestParser):
+    """A parser to which an offer of another protocol is but a header (RFC 9110, 7.8).
+
+    llhttp ends a request at such a head, whatever its length says. So the head is parsed once more without the offer,
+    and what came behind it behind that.
+    """
+
+    def __init__(self, connection: BoundedConnection):
+        super().__init__(connection)
+        self._connection = connection
+        self.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does: that data answers nothing
+
+    def feed_data(self, data: Any) -> None:
+        rest = memoryview(data)  # many requests may come at once: none of them copies those behind it
+        while True:
+            try:
+                return super().feed_data(rest)
+            except httptools.HttpParserUpgrade as offer:
+                head = self._connection.take_head_again()
+                if head is None:
+                    raise
+                super().feed_data(head)
+                rest = rest[offer.args[0] :]
+
+
+async def _send_unchunked(cycle: RequestResponseCycle, message: Any) -> None:
+    """`RequestResponseCycle.send` to a client of HTTP/1.0, which knows no chunks: the answer ends as the connection."""
+    if message["type"] == "http.response.start":
+        cycle.chunked_encoding = False
+    else:
+        cycle.expected_content_length = len(message.get("body", b""))
+    await RequestResponseCycle.send(cycle, message)
 
 
 class _GentlyClosed:

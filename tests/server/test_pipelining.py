@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import time
 
 import pytest
 
 from server import connection
 from tests.server.raw_http import answer, connect, posted
+from tests.waiting import wait_for
 
 COMPLETIONS = "/v1/completions"
 
@@ -47,3 +49,20 @@ def test_a_body_that_breaks_is_told_at_once(start) -> None:
     with connect(server) as sock:
         sock.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n")
         assert answer(sock)[0] == 400
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_a_client_that_leaves_with_requests_behind_is_noticed(start, caplog, stream, count) -> None:
+    """The one that is answered is aborted, and no other begins."""
+    server = start()
+    server.play(server.tokenizer.byte_ids("0123456789"), delay=0.02)
+    request = posted(COMPLETIONS, {"prompt": "a", "stream": stream, "max_tokens": 10_000, "ignore_eos": True})
+    with connect(server) as sock:
+        sock.sendall(request * count)
+        wait_for(lambda: server.engine.live)
+    with caplog.at_level(logging.ERROR):
+        server.settle()
+        time.sleep(0.2)
+    assert len(server.engine.added) == 1 and not server.engine.live
+    assert not [record for record in caplog.records if record.exc_info]
