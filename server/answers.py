@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from fastapi.responses import Response
 
-from jaxpaged.core.request import FAILURES
+from jaxpaged.core.request import FAILURES, GRAMMAR_STUCK
 from jaxpaged.core.step import NONE_ALLOWED
 from jaxpaged.engine.output import PositionLogprobs, RequestOutput
 from server.errors import APIError, logger
@@ -17,7 +17,7 @@ from server.errors import APIError, logger
 LONG = 2048  # what is to be written, from which on that is done beside the event loop: tokens, and their rivals
 _CHARS_A_TOKEN = 8
 _SLICE = 256  # elements of a list that are encoded at once: meanwhile no other thread runs
-_ASKED_FOR_NONE = FAILURES[NONE_ALLOWED].stop_reason
+_OWN_FAULTS = str(FAILURES[NONE_ALLOWED].stop_reason), GRAMMAR_STUCK  # how a reason begins that is the client's
 
 
 async def json_answer(build: Callable[[], dict[str, Any]], outputs: Sequence[RequestOutput]) -> Response:
@@ -83,5 +83,6 @@ class Failures:
 
 
 def _failed(reason: int | str | None) -> APIError:
-    status = 400 if reason == _ASKED_FOR_NONE else 500
-    return APIError(status, f"the generation failed: {reason}", code="generation_error")
+    status = 400 if str(reason).startswith(_OWN_FAULTS) else 500
+    param = "structured_outputs" if str(reason).startswith(GRAMMAR_STUCK) else None
+    return APIError(status, f"the generation failed: {reason}", param=param, code="generation_error")

@@ -41,7 +41,7 @@ class Grammar(Protocol):
 
     @property
     def error(self) -> str:
-        """What went wrong, or ""."""
+        """What went wrong, or ""; with `GRAMMAR_STUCK` before it if that is the fault of who asked for this grammar."""
         ...
 
     def fill(self, mask: Any) -> None:
@@ -69,6 +69,9 @@ FAILURES = {
     NONE_ALLOWED: Ending("error", "no token is allowed: what the request asks for leaves none"),
 }
 """How a request ends that got one of these in place of a token."""
+
+GRAMMAR_STUCK = "the structured output that was asked for cannot go on: "
+"""How the stop reason begins where a grammar exceeds a limit as it runs, or no token of the model can follow."""
 
 
 class Request:
@@ -258,7 +261,7 @@ class Request:
                 return i, Ending("length")
             self.all_token_ids.append(token)
             ending = self.ending()
-            if self.grammar is not None and (ending is None or ending.finish_reason != "stop"):
+            if self.grammar is not None and (ending is None or ending.finish_reason != "stop" or self.grammar.error):
                 if error := _advance(self.grammar, token):
                     del self.all_token_ids[-1]
                     return i, Ending("error", error)

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 
+from jaxpaged.core.request import GRAMMAR_STUCK
 from jaxpaged.core.sampling_params import StructuredOutputs
 from jaxpaged.errors import UnsupportedError
 from jaxpaged.text.grammar_check import GrammarChecker, Panic, build_matcher, build_tokenizer, on_deep_stack
@@ -61,29 +62,39 @@ class GrammarCompiler:
         """
         source = llguidance_source(wanted)
         key = _digest(source)
-        found = self._cache.get(key)
-        if found is None:
-            with self._lock:
-                found = self._cache.get(key)
-                if found is None:
-                    found, size = self._compile(source)
-                    if size is not None:
-                        self._cache.put(key, found, size)
-        return self._begin(wanted, found, ignore_eos)
+        grammar = self._begin(wanted, self._cache.get(key), ignore_eos)
+        if grammar is not None:
+            return grammar
+        with self._lock:
+            grammar = self._begin(wanted, self._cache.get(key), ignore_eos)
+            if grammar is None:
+                found, size = self._compile(source)
+                if size is not None:
+                    self._cache.put(key, found, size)
+                grammar = self._begin(wanted, found, ignore_eos)
+                assert grammar is not None, "it was good a moment ago"
+        return grammar
 
     def find(self, wanted: StructuredOutputs, *, ignore_eos: bool = False) -> LLGuidanceGrammar | None:
         """As `compile`, but waits for nobody: None if it would have to be compiled."""
-        found = self._cache.get(_digest(llguidance_source(wanted)))
-        return None if found is None else self._begin(wanted, found, ignore_eos)
+        return self._begin(wanted, self._cache.get(_digest(llguidance_source(wanted))), ignore_eos)
 
-    def _begin(self, wanted: StructuredOutputs, found: LLMatcher | str, ignore_eos: bool) -> LLGuidanceGrammar:
+    def _begin(
+        self, wanted: StructuredOutputs, found: LLMatcher | str | None, ignore_eos: bool
+    ) -> LLGuidanceGrammar | None:
+        """None: it must be compiled, for the first time or again.
+
+        All texts of a grammar share what it has learned of its words; once that has reached a limit it is of no use.
+        """
         if isinstance(found, str):
             raise invalid(f"{wanted.kind}: {found}")
+        if found is None:
+            return None
         assert self._vocabulary is not None
         eos = frozenset() if ignore_eos else self._eos_token_ids
         grammar = LLGuidanceGrammar(found.deep_copy(), self._vocabulary, eos)
         if grammar.error:
-            raise invalid(f"{wanted.kind}: {grammar.error}")
+            return None
         if grammar.finished and not eos:
             raise invalid(f"{wanted.kind}: matches the empty text only, and nothing ends it with ignore_eos")
         return grammar
@@ -122,7 +133,12 @@ class GrammarCompiler:
             matcher = on_deep_stack(lambda: build_matcher(vocabulary.tokens, source))
         except Panic as error:
             return reason(f"panic: {error}"), len(source)
-        return (reason(matcher.get_error()) if matcher.is_error() else matcher), len(source) + verdict.size
+        error = reason(matcher.get_error()) if matcher.is_error() else self._error_at_its_start(matcher)
+        return error or matcher, len(source) + verdict.size
+
+    def _error_at_its_start(self, matcher: LLMatcher) -> str:
+        grammar = LLGuidanceGrammar(matcher.deep_copy(), self._shared(), self._eos_token_ids)
+        return grammar.error.removeprefix(GRAMMAR_STUCK)
 
 
 def _digest(source: str) -> bytes:
@@ -156,8 +172,9 @@ class GrammarCache:
         if size > self._capacity:
             return
         with self._lock:
+            _, before = self._entries.pop(key, ("", 0))
             self._entries[key] = value, size
-            self.num_bytes += size
+            self.num_bytes += size - before
             while self.num_bytes > self._capacity:
                 _, (_, freed) = self._entries.popitem(last=False)
                 self.num_bytes -= freed
@@ -221,8 +238,13 @@ class LLGuidanceGrammar:
             return self._may_end or self._fail(self.error or "the text ends too early")
         if self.finished:
             return self._fail(f"token {token_id} follows a complete text")
-        if not 0 <= token_id < self._vocabulary.size or not self._matcher.consume_token(token_id):
-            return self._fail(reason(self._matcher.get_error()) or f"token {token_id} cannot follow")
+        self._look_ahead()  # done already, as a rule: the token was drawn with this mask
+        if self.error:
+            return False
+        if not self._allows(token_id):
+            return self._fail(f"token {token_id} cannot follow")
+        if not self._matcher.consume_token(token_id):
+            return self._get_stuck(reason(self._matcher.get_error()) or f"after token {token_id}")
         self._stale = True
         if self._matcher.is_accepting():
             self._look_ahead()  # whether something can follow
@@ -260,7 +282,7 @@ class LLGuidanceGrammar:
         self._stale = False
         self._matcher.unsafe_compute_mask_ptr(self._address, self._num_bytes)
         if self._matcher.is_error():
-            self._fail(reason(self._matcher.get_error()))
+            self._get_stuck(reason(self._matcher.get_error()))
             return
         size = self._vocabulary.size
         self._may_end = bool(self._mask[size // 32] >> (size % 32) & 1)
@@ -269,7 +291,14 @@ class LLGuidanceGrammar:
             if self._may_end:
                 self.finished = True
             else:
-                self._fail("no token of this model can continue the text")
+                self._get_stuck("no token of this model can continue the text")
+
+    def _allows(self, token_id: int) -> bool:
+        return 0 <= token_id < self._vocabulary.size and bool(self._mask[token_id // 32] >> (token_id % 32) & 1)
+
+    def _get_stuck(self, why: str) -> bool:
+        """The fault is in what was asked for."""
+        return self._fail(GRAMMAR_STUCK + why)
 
     def _fail(self, why: str) -> bool:
         self.error = why

@@ -2,66 +2,113 @@
 
 from __future__ import annotations
 
+import json
+import random
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
 from jaxpaged.text.grammar import GrammarCache
+from jaxpaged.text.grammar_check import GrammarChecker, Verdict
+from jaxpaged.text.tokenizer import Tokenizer
 from tests.memory import resident
 from tests.server.conftest import LiveServer
 from tests.text.test_grammar import HOSTILE
-from tests.waiting import wait_for
 
 COMPLETIONS, CHAT, TOKENIZE = "/v1/completions", "/v1/chat/completions", "/tokenize"
 HELLO = [{"role": "user", "content": "x"}]
-# Of each kind some; all of them are tested where grammars are compiled.
-CASES = ["(a+)+b", "(.*a){30}", "repeat", "a megabyte", "deep schema text", "enum of 100 000", "10 000 properties",
-         "chain of references", "EBNF parentheses", "doubling rules"]  # fmt: skip
 
 
-def ask_hostile(server: LiveServer, name: str) -> None:
-    wanted = HOSTILE[name]
+@pytest.fixture(scope="module")
+def real_words() -> Iterator[LiveServer]:
+    """A server whose vocabulary is a real model's."""
+    words: Any = Tokenizer.from_name("demo")
+    server = LiveServer(words, engine_options={"max_model_len": 200_000})
+    yield server
+    server.stop()
+
+
+@pytest.mark.parametrize("case", [case for case in HOSTILE if case != "deep schema"])  # no client can write that one
+def test_hostile_grammars_are_the_clients_fault(real_words, case) -> None:
+    """S09, S10: refused at once, or where a limit is reached as they run; in a stream too. Never 5xx."""
+    wanted, rng = HOSTILE[case], random.Random(0)
     form = {wanted.kind: getattr(wanted, wanted.kind)}
+    real_words.play(lambda request: [rng.randrange(100, 49_000) for _ in range(41)], follow_grammars=True)
+    body = {"prompt": "x", "max_tokens": 40, "structured_outputs": form}
     begin = time.process_time()
-    response = server.post(COMPLETIONS, prompt="x", max_tokens=20, structured_outputs=form)
-    assert time.process_time() - begin < 4, name
-    if response.status_code != 200:
-        error = response.json()["error"]
-        assert len(error["message"]) < 1000
-        assert (response.status_code, error["param"]) == (400, "structured_outputs"), (name, error)
+    response = real_words.post(COMPLETIONS, **body)
+    streamed = real_words.post(COMPLETIONS, **body, stream=True)
+    assert time.process_time() - begin < 8
+    for answer in (response, streamed):
+        assert answer.status_code in (200, 400), answer.text
+    if response.status_code == 400:
+        is_the_clients(response.json()["error"])
+    if streamed.status_code == 400:
+        is_the_clients(streamed.json()["error"])
+    else:
+        *events, done, rest = streamed.text.split("\n\n")
+        assert (done, rest) == ("data: [DONE]", "")
+        if "error" in (last := json.loads(events[-1].removeprefix("data: "))):
+            is_the_clients(last["error"])
+    real_words.settle()
 
 
-def test_hostile_grammars_hold_nobody_up(start) -> None:
-    """S09, S10: answered soon, while a stream goes on. Seconds are this process's: other work does not count."""
-    server: LiveServer = start(engine_options={"max_model_len": 200_000})
-    server.play([5], delay=0.01, follow_grammars=True)
-    gaps, stop = [], threading.Event()
+def is_the_clients(error: dict[str, Any]) -> None:
+    assert (error["type"], error["param"]) == ("invalid_request_error", "structured_outputs"), error
+    assert len(error["message"]) < 1000
 
-    def read_a_stream() -> None:
-        body = {"prompt": "x", "max_tokens": 100_000, "stream": True}
-        with server.http.stream("POST", COMPLETIONS, json=body) as response:
-            last = time.process_time()
-            for _ in response.iter_raw():
-                now = time.process_time()
-                gaps.append(now - last)
-                last = now
-                if stop.is_set():
-                    return
 
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+def test_a_limit_reached_within_a_text_is_the_clients_fault(live, path) -> None:
+    """With the limit after some tokens, so that a stream has begun."""
+    live.play([*live.tokenizer.byte_ids("a" * 100)], follow_grammars=True, delay=0.001)
+    prompt = {"prompt": "x"} if path == COMPLETIONS else {"messages": HELLO}
+    body = {**prompt, "max_tokens": 300, "guided_regex": "((a{1,100}){1,100}){1,100}"}
+    response = live.post(path, **body)
+    assert response.status_code == 400
+    is_the_clients(response.json()["error"])
+    assert "too many" in response.json()["error"]["message"]
+    events = live.events(path, **body)
+    assert len(events) > 1 and events[0]["choices"]
+    is_the_clients(events[-1]["error"])
+    choices = live.post(path, **{**body, "n": 2}).json()
+    assert "error" in choices
+
+
+def test_grammars_are_compiled_beside_the_event_loop(live, monkeypatch) -> None:
+    """S09, S10: however long it takes, others are served meanwhile; those of known grammars too."""
+    known, new = {"guided_regex": "ab(c|d)"}, {"guided_regex": "ab(x|y|z)"}
+    live.play(live.tokenizer.byte_ids("abcx"), follow_grammars=True)
+    assert live.post(COMPLETIONS, prompt="x", max_tokens=3, **known).json()["choices"][0]["text"] == "abc"
+    checking, go_on, threads = threading.Event(), threading.Event(), []
+    check = GrammarChecker.check
+
+    def slow(self: GrammarChecker, source: str) -> Verdict:
+        threads.append(threading.current_thread())
+        checking.set()
+        assert go_on.wait(60)
+        return check(self, source)
+
+    monkeypatch.setattr(GrammarChecker, "check", slow)
     with ThreadPoolExecutor(1) as pool:
-        reading = pool.submit(read_a_stream)
-        wait_for(lambda: gaps)
         try:
-            for name in CASES:
-                ask_hostile(server, name)
+            waiting = pool.submit(live.post, COMPLETIONS, prompt="x", max_tokens=3, **new)
+            assert checking.wait(60)
+            assert live.http.get("/health", timeout=30).status_code == 200
+            assert live.http.post(TOKENIZE, json={"prompt": "x"}, timeout=30).status_code == 200
+            for options in ({}, known):
+                body = {"prompt": "x", "max_tokens": 3, **options}
+                assert live.http.post(COMPLETIONS, json=body, timeout=30).json()["choices"][0]["text"] == "abc"
+            assert not waiting.done()
         finally:
-            stop.set()
-        reading.result()
-    assert max(gaps) < 0.5, sorted(gaps)[-5:]
-    server.check()
+            go_on.set()
+        assert waiting.result(60).json()["choices"][0]["text"][:2] == "ab"
+    assert len(threads) == 1 and threads[0] is not live.thread
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1/schema", "file:///etc/passwd", "https://evil.example/x.json"])
