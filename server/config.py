@@ -37,7 +37,8 @@ class ServerConfig:
       served_model_name: names that requests use; answers carry the first one. Empty: the model as given.
       api_key: every route but the probes needs one of these keys. Empty: anyone may ask.
       api_key_file: a file with more keys, one a line: unlike `api_key` it does not show in the list of processes.
-      isolate_api_keys: with several keys, cached prefixes are shared only by requests with the same key.
+      isolate_api_keys: with several keys, cached prefixes are shared only by requests with the same key, and
+        /engine/state tells the ids of requests to the administrator only.
       allowed_origins: origins of web pages that may ask, "*" for any. Others may not, but for pages of this server.
       allowed_methods: methods that such pages may use; "*" for any.
       allowed_headers: headers that such pages may send; "*" for any.
@@ -66,7 +67,7 @@ class ServerConfig:
         `tool_choice` "none", "required" or a name.
       tool_call_parser: the format in which the model writes calls: hermes (also Qwen 2.5 and 3), llama3_json,
         pythonic (Llama 3.2 and 4), mistral, deepseek_v3, or json. None: the one that the chat template speaks, else
-        json.
+        json. A named one is what a model without a template for tools is asked for, too.
       exclude_tools_when_tool_choice_none: do not tell the model of tools that it may not call.
       reasoning_parser: how the model marks its thoughts, which then come as `reasoning_content`: deepseek_r1, qwen3 or
         think. None: they stay in the content.

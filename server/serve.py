@@ -29,7 +29,7 @@ from server.connection import uvicorn_options
 from server.draining import DrainingServer
 from server.generation_defaults import resolve_generation
 from server.listen import Listener
-from server.routes.engine_state import is_no_poll
+from server.routes.engine_state import hide_polling
 from server.start_page import start_page
 from server.watch.log_format import configure_logging
 
@@ -101,7 +101,7 @@ def _serve(client: EngineCoreClient, tokenizer: Tokenizer, config: ServerConfig,
             config.shutdown_timeout,
         )
     )
-    logging.getLogger("uvicorn.access").addFilter(is_no_poll)
+    logging.getLogger("uvicorn.access").addFilter(hide_polling)
     gc.collect()
     gc.freeze()  # what is there now stays: no collection need look at it again, which would hold up every stream
     with contextlib.suppress(KeyboardInterrupt, _Terminated):  # uvicorn repeats the signal once it has drained

@@ -200,9 +200,9 @@ class RequestTable {
 
 const keyOf = (core, { request_id: id, index }) => `${core}/${id}/${index}`;
 
-// The id as its client knows it; of several samples, which one.
+// The id as its client knows it, or a number where ids are hidden; of several samples, which one.
 function shortId({ request_id: id, index }) {
-  const name = id.replace(/#\d+$/, "").replace(/^(chatcmpl|cmpl|embd)-/, "");
+  const name = id.replace(/(?<=.)#\d+$/, "").replace(/^(chatcmpl|cmpl|embd)-/, "");
   return index ? `${name} [${index}]` : name;
 }
 

@@ -15,12 +15,17 @@ SECONDS_TO_ANSWER = 30.0
 SECONDS_TO_PROFILE = 300.0  # a long trace is long in the writing
 
 
+def is_administrator(http: Request) -> bool:
+    """Whether an administrator asks."""
+    keys = ApiKeys(serving(http).config.admin_api_key)
+    return keys.tenant(http.headers.get("authorization", "").encode("latin-1")) is not None
+
+
 async def administrator(http: Request) -> None:
     """Raises: APIError 403 if there is no administrator or this is not the one."""
-    keys = serving(http).config.admin_api_key
-    if not keys:
+    if not serving(http).config.admin_api_key:
         raise APIError(403, f"{http.url.path} is for administrators: start the server with --admin-api-key KEY")
-    if ApiKeys(keys).tenant(http.headers.get("authorization", "").encode("latin-1")) is None:
+    if not is_administrator(http):
         raise APIError(
             403, f"{http.url.path} needs an administrator's key: Authorization: Bearer KEY", code="invalid_api_key"
         )

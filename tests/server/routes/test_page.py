@@ -19,7 +19,7 @@ import pytest
 import server.page
 from server.page import FILES
 from server.routes import engine_state
-from server.routes.engine_state import EngineState, is_no_poll
+from server.routes.engine_state import EngineState, hide_polling
 from tests.server.conftest import LiveServer, wait_for
 
 FOLDER = Path(server.page.__file__).parent
@@ -154,6 +154,35 @@ def test_the_state_is_small_and_compressed_for_those_who_can(live) -> None:
     assert json.loads(gzip.decompress(raw)).keys() == plain.json().keys()
 
 
+@pytest.mark.parametrize(
+    ("options", "key", "shows"),
+    [
+        ({}, None, True),
+        ({"api_key": ("one",)}, "one", True),
+        ({"api_key": ("one", "two")}, "one", False),
+        ({"api_key": ("one", "two"), "isolate_api_keys": False}, "one", True),
+        ({"api_key": ("one",), "admin_api_key": ("root",)}, "one", False),
+        ({"api_key": ("one",), "admin_api_key": ("root",)}, "root", True),
+    ],
+)
+def test_other_tenants_ids_are_for_the_administrator(start, options: dict, key: str | None, shows: bool) -> None:
+    """Clients choose them, so they may say whose a request is. A number still tells requests apart."""
+    server = start(**options)
+    server.play([5], delay=0.05)
+    with ThreadPoolExecutor(2) as pool:
+        ask = {"Authorization": f"Bearer {options.get('api_key', ('none',))[-1]}"}
+        for name in ("of-bank#7", "of-shop"):
+            body = {"prompt": "x", "max_tokens": 100, "request_id": name}
+            pool.submit(server.http.post, "/v1/completions", json=body, headers=ask)
+        wait_for(lambda: len(server.engine.live) == 2)
+        shown = server.http.get(STATE, headers={"Authorization": f"Bearer {key}"})
+        server.llm.abort("cmpl-of-bank#7")
+        server.llm.abort("cmpl-of-shop")
+    ids = {request["request_id"] for core in shown.json()["cores"] for request in core["requests"]}
+    assert len(ids) == 2 and ("of-bank" in shown.text) == ("of-shop" in shown.text) == shows
+    assert shows or all(re.fullmatch(r"#\d+", each) for each in ids)
+
+
 def test_many_viewers_cost_one_snapshot(live, monkeypatch) -> None:
     monkeypatch.setattr(engine_state, "SECONDS_FRESH", 60.0)
     snapshot, calls = live.engine.snapshot, []
@@ -210,5 +239,5 @@ def test_polling_is_not_in_the_access_log() -> None:
         arguments = ("127.0.0.1:5", "GET", path, "1.1", 200)
         return logging.LogRecord("uvicorn.access", logging.INFO, "", 0, '%s - "%s %s HTTP/%s" %d', arguments, None)
 
-    assert not is_no_poll(record(STATE)) and not is_no_poll(record("/prefix" + STATE))
-    assert is_no_poll(record("/")) and is_no_poll(record("/v1/models"))
+    assert not hide_polling(record(STATE)) and not hide_polling(record("/prefix" + STATE))
+    assert hide_polling(record("/")) and hide_polling(record("/v1/models"))

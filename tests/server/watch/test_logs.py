@@ -14,7 +14,7 @@ from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.engine.observer import RequestEnd, StepTokens, WatchedRequest
 from jaxpaged.engine.output import RequestMetrics
 from jaxpaged.engine.stats import EngineStats
-from server.routes.engine_state import is_no_poll
+from server.routes.engine_state import hide_polling
 from server.watch.http_requests import CURRENT, HttpRequest
 from server.watch.log_format import add_request_id, configure_logging
 from server.watch.request_log import RequestLog
@@ -69,7 +69,7 @@ def test_probes_are_not_in_the_access_log():
     def told(path: str) -> bool:
         record = logging.LogRecord("uvicorn.access", logging.INFO, "", 0, '%s - "%s %s HTTP/%s" %d', (), None)
         record.args = ("127.0.0.1:1", "GET", path, "1.1", 200)
-        return is_no_poll(record)
+        return hide_polling(record)
 
     assert [path for path in ("/health", "/metrics", "/engine/state", "/v1/models") if told(path)] == ["/v1/models"]
 
