@@ -7,6 +7,7 @@ import json
 import re
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import jinja2
@@ -24,6 +25,7 @@ RENDER_SECONDS = 3.0  # for a template
 MAX_RENDERED = 64 << 20  # characters
 PARTS = ("text", "refusal")  # kinds of parts, and the keys of their texts
 MAX_NUMBER, MAX_DEPTH = 10**6, 32  # in template options: templates multiply texts, and count
+MAX_NESTED = 200  # lists and objects in one another, in messages, tools and documents: as in a body over HTTP
 
 _FEW_MESSAGES = 256
 _PROBE = "qzcontentprobezq"
@@ -81,10 +83,11 @@ def render_chat(
     mark, specials = "", None
     if not allow_control_tokens and (specials := _special_pattern(tokenizer)) is not None:
         mark = f"\ue000{secrets.token_hex(8)}\ue001"  # unguessable: nobody can forge or meet it
-        checked = _break_specials(checked, specials, mark)
-        tools = _break_specials(tools, specials, mark)
-        documents = _break_specials(documents, specials, mark)
-        template_options = _break_specials(template_options, specials, mark)
+        breaker = _Breaker(specials, mark)
+        checked = breaker.broken(checked, "messages")
+        tools = breaker.broken(tools, "tools")
+        documents = breaker.broken(documents, "documents")
+        template_options = breaker.broken(template_options, "chat_template_kwargs")
     text = _render(
         tokenizer,
         template,
@@ -281,18 +284,27 @@ def _special_pattern(tokenizer: Tokenizer) -> re.Pattern[str] | None:
     return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
 
 
-def _break_specials(value: Any, specials: re.Pattern[str], mark: str) -> Any:
-    """Puts `mark` after the first character of every control token's text in any string of `value`, keys included."""
-    if isinstance(value, str):
-        return specials.sub(lambda m: f"{m[0][0]}{mark}{m[0][1:]}", value)
-    if isinstance(value, Mapping):
-        return {
-            _break_specials(key, specials, mark) if isinstance(key, str) else key: _break_specials(v, specials, mark)
-            for key, v in value.items()
-        }
-    if isinstance(value, Sequence):
-        return [_break_specials(v, specials, mark) for v in value]
-    return value
+@dataclass(frozen=True)
+class _Breaker:
+    """Puts `mark` after the first character of whatever `specials` matches: the text of a control token."""
+
+    specials: re.Pattern[str]
+    mark: str
+
+    def broken(self, value: Any, param: str, depth: int = MAX_NESTED) -> Any:
+        """A copy of `value` with every string in it broken, keys included."""
+        if isinstance(value, str):
+            return self.specials.sub(lambda m: f"{m[0][0]}{self.mark}{m[0][1:]}", value)
+        if not isinstance(value, Mapping | Sequence):
+            return value
+        if not depth:
+            raise InvalidRequestError(f"{param}: deeper than {MAX_NESTED}", param=param)
+        if isinstance(value, Mapping):
+            return {
+                self.broken(key, param) if isinstance(key, str) else key: self.broken(item, param, depth - 1)
+                for key, item in value.items()
+            }
+        return [self.broken(item, param, depth - 1) for item in value]
 
 
 def _encode(tokenizer: Tokenizer, text: str, mark: str) -> list[int]:

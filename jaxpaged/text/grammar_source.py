@@ -65,6 +65,7 @@ def _regex_source(pattern: str) -> str:
 def _choice_source(choices: list[str]) -> str:
     if not choices or not all(isinstance(choice, str) for choice in choices):
         raise ValueError("takes a list of at least one text")
+    _check_num_chars(sum(map(len, choices)))  # before they are escaped, which may take seconds
     text = " | ".join(map(gbnf.literal, choices))
     _check_length(text)
     return _lark(f"start: CHOICE\nCHOICE: {text}")
@@ -104,8 +105,12 @@ def _lark(text: str) -> str:
 def _check_length(text: str) -> None:
     if not isinstance(text, str):
         raise TypeError(f"takes a text, not {type(text).__name__}")
-    if len(text) > MAX_CHARS:
-        raise ValueError(f"{len(text)} characters, at most {MAX_CHARS}")
+    _check_num_chars(len(text))
+
+
+def _check_num_chars(number: int) -> None:
+    if number > MAX_CHARS:
+        raise ValueError(f"{number} characters, at most {MAX_CHARS}")
 
 
 def _no_constant(name: str) -> None:

@@ -154,6 +154,45 @@ def test_messages_of_a_wrong_form_are_refused_by_name(message, names) -> None:
     assert error.value.param.startswith("messages[0]")
 
 
+def nested(depth: int, *, text: bool = False):
+    """An object of objects: as JSON where `text`."""
+    written = '{"a":' * depth + "1" + "}" * depth
+    if text:
+        return written
+    value: dict | int = 1
+    for _ in range(depth):
+        value = {"a": value}
+    return value
+
+
+def calling(arguments) -> dict:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    return {"messages": [USER_A, {"role": "assistant", "tool_calls": [call]}]}
+
+
+@pytest.mark.parametrize("depth", [10, 190, 250, 400, 900, 100_000])
+@pytest.mark.parametrize(
+    ("param", "options"),
+    [
+        ("messages", lambda depth: calling(nested(depth, text=True))),
+        ("messages", lambda depth: calling(nested(depth))),
+        ("messages", lambda depth: {"messages": [{**USER_A, "more": nested(depth)}]}),
+        ("tools", lambda depth: {"tools": [{"parameters": nested(depth)}]}),
+        ("documents", lambda depth: {"documents": [nested(depth)]}),
+    ],
+    ids=["arguments as text", "arguments", "message", "tools", "documents"],
+)
+def test_what_is_nested_too_deep_is_refused(param, options, depth) -> None:
+    """Whatever a template does with it. Arguments that not even Python reads stay the text that they are."""
+    given = {"messages": [USER_A], **options(depth)}
+    try:
+        render_chat(tiny_tokenizers.byte_level(), given.pop("messages"), **given)
+    except InvalidRequestError as error:
+        assert depth > 190 and error.param == param and "deeper than" in str(error)
+    else:
+        assert depth <= 190 or depth == 100_000
+
+
 @pytest.mark.parametrize("messages", [[], "hi", {}, None])
 def test_messages_must_be_a_list_that_is_not_empty(messages) -> None:
     """B27."""

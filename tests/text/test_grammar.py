@@ -390,6 +390,8 @@ HOSTILE = {
     "tree of references": S(json=definitions(lambda ref: {"prefixItems": [ref] * 10}, 30)),
     "tree of intersections": S(json=definitions(lambda ref: {"anyOf": [ref, {"allOf": [ref, ref]}]}, 25)),
     "choices": S(choice=[f"choice {i}" for i in range(100_000)]),
+    "long choices": S(choice=["x" * 7_000 + str(i) for i in range(4_096)]),
+    "a choice of control characters": S(choice=["\x01" * (5 << 20)]),
     "parentheses": S(grammar="start: " + "(" * 30_000 + '"a"' + ")" * 30_000),
     "open parentheses": S(grammar="start: " + "(" * 30_000),
     "EBNF parentheses": S(grammar="root ::= " + "(" * 30_000 + '"a"' + ")" * 30_000),
