@@ -27,6 +27,7 @@ from server.tools.formats import TOOL_FORMATS
 API_KEY_VARIABLE, _VLLM_KEY_VARIABLE = API_KEY_VARIABLES
 
 CONFIGS = (ServerConfig, EngineConfig)
+NONE = "none"
 _NO_FLAG = ("model", "scheduling_key")  # an argument; a function
 
 # The help lists flags under these titles, then the rest of each record under its own.
@@ -96,6 +97,7 @@ class Flag:
       config: the record that has the field.
       field: its name.
       kind: bool, int, float, str or dict: of the value, or of each where there are `many`.
+      optional: whether it may be None, which is `none` on the command line.
       help: what it does and what its default is.
     """
 
@@ -103,6 +105,7 @@ class Flag:
     field: str
     kind: type
     many: bool
+    optional: bool
     help: str
 
     @property
@@ -134,11 +137,13 @@ class Flag:
         same = _SAME_VALUE.get(self.field, {})
         if text in same:
             return same[text]
+        if self.optional and text == NONE:
+            return None
         if self.many:
             return values.strings(text)
         choices = _CHOICES.get(self.field)
         if choices and text not in choices:
-            raise ValueError(f"{text!r} is none of {', '.join(choices)}")
+            raise ValueError(f"{text!r} is none of {', '.join((*choices, *[NONE] * self.optional))}")
         return _PARSERS[self.kind](text)
 
     def add_to(self, group: argparse._ArgumentGroup) -> None:
@@ -170,8 +175,9 @@ def flags(configs: Iterable[type] = CONFIGS) -> list[Flag]:
         fields = [field for field in dataclasses.fields(config) if field.name not in _NO_FLAG]
         for field in fields:
             kind, many = _kind(hints[field.name])
+            optional = isinstance(hints[field.name], types.UnionType)
             text = _help(helps[field.name], field, {f.name for f in fields})
-            made.append(Flag(config, field.name, kind, many, text))
+            made.append(Flag(config, field.name, kind, many, optional, text))
     return made
 
 
@@ -267,11 +273,17 @@ def _helps(config: type) -> dict[str, str]:
 
 
 def _help(text: str, field: dataclasses.Field[Any], fields: set[str]) -> str:
-    """A field's line in the words of the command line: flags by their names, "None:" as the default that it is."""
+    """A field's line in the words of the command line: flags by their names, and the default.
+
+    What the line says of None or of nothing, after "None:" or "Empty:", is what the default means where that is it,
+    and else what `none` asks for.
+    """
     text = re.sub(r"`(\w+)`", lambda m: "--" + m[1].replace("_", "-") if m[1] in fields else m[1], text)
-    said = re.fullmatch(r"(.*?)[;.] (?:None|Empty): (.*?)\.?", text)
+    said = re.fullmatch(r"(.*?)[;.] (None|Empty): (.*?)\.?", text)
+    if said and field.default in (None, "", ()):
+        return f"{said[1]} (default: {said[3]})"
     if said:
-        return f"{said[1]} (default: {said[2]})"
+        return f"{said[1]} (default: {_shown(field.default)}; {NONE}: {said[3]})"
     return f"{text.removesuffix('.')} (default: {_shown(field.default)})"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from server.routes import embeddings, metrics
+from server import body
+from server.chat.plan import ChatPlan
+from server.routes import chat, completions, embeddings, metrics, tokenize
 from tests.fake_engine import HIDDEN_SIZE
 from tests.server.conftest import LiveServer
 
@@ -54,3 +57,43 @@ def test_others_are_answered_meanwhile(
             assert live.http.get("/health", timeout=20).status_code == 200
             assert not long.done()
         assert long.result(60).status_code == 200
+
+
+CHECK, HELLO = (body, "_checked"), [{"role": "user", "content": "x"}]
+PLAN = [(ChatPlan, "messages"), (ChatPlan, "sampling_params")]
+LONG_WORK: list[tuple[str, dict[str, Any], list[tuple[Any, str]]]] = [
+    ("/v1/completions", {"prompt": "x", "max_tokens": 1}, [CHECK, (completions, "sampling_params")]),
+    ("/v1/chat/completions", {"messages": HELLO, "max_tokens": 1}, [CHECK, (chat, "_planned"), *PLAN]),
+    ("/v1/embeddings", {"input": "x"}, [CHECK]),
+    ("/tokenize", {"prompt": "x"}, [CHECK]),
+    ("/tokenize", {"messages": HELLO}, [CHECK, (tokenize, "ChatPlan"), PLAN[0]]),
+    ("/detokenize", {"tokens": [5]}, [CHECK]),
+]
+
+
+def told_of(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, threads: list[threading.Thread]) -> None:
+    """Notes the threads in which a function, method or property runs."""
+    work = getattr(owner, name)
+
+    def noted(*args: Any) -> Any:
+        threads.append(threading.current_thread())
+        return (work.fget if isinstance(work, property) else work)(*args)
+
+    monkeypatch.setattr(owner, name, property(noted) if isinstance(work, property) else noted)
+
+
+@pytest.mark.parametrize(("path", "asked", "works"), LONG_WORK)
+@pytest.mark.parametrize("long", [True, False])
+def test_what_grows_with_a_body_is_done_beside_if_it_is_long(
+    live: LiveServer, monkeypatch, path: str, asked: dict[str, Any], works: list[tuple[Any, str]], long: bool
+) -> None:
+    """S17. A short one is not worth a thread."""
+    seen: dict[str, list[threading.Thread]] = {name: [] for _, name in works}
+    for owner, name in works:
+        told_of(monkeypatch, owner, name, seen[name])
+    content = json.dumps(asked).encode()
+    content += b" " * (body.LONG_BODY - len(content) - (not long))
+    assert live.http.post(path, content=content).status_code == 200
+    for name, threads in seen.items():
+        assert threads, name
+        assert all((thread is live.thread) != long for thread in threads), name

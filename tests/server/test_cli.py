@@ -27,7 +27,7 @@ from jaxpaged.engine.load import load_engine
 from jaxpaged.errors import ConfigError
 from server.cli import main, parse
 from server.config import ServerConfig
-from server.options.flags import engine_config_of, server_config_of
+from server.options.flags import engine_config_of, flags, server_config_of
 from tests import tiny_tokenizers
 from tests.fake_engine import FakeEngine
 from tests.waiting import wait_for
@@ -165,9 +165,15 @@ def test_every_option_is_a_flag_with_help_and_default(config, capsys, monkeypatc
         if field.name not in ("model", "scheduling_key"):  # a function exists only in Python
             name = f"--{field.name.replace('_', '-')}"
             (at,) = (i for i, line in enumerate(lines) if re.match(rf"{name}\b(?!-)", line))
-            text = lines[at] + " " + lines[at + 1]  # what is too long stands in a line of its own
-            assert re.search(r"\S \(default: [^)]+\)", text), text
-            assert "None" not in text and "Empty" not in text, text
+            text = lines[at] if "(default" in lines[at] else lines[at] + " " + lines[at + 1]  # a long one has two lines
+            told = re.search(r"\S \(default: (.+?)(?:; none: .+)?\)( |$)", text)
+            assert told and "None" not in text and "Empty" not in text, text
+            flag = next(flag for flag in flags([config]) if flag.name == name)
+            if isinstance(field.default, bool):
+                assert told[1] == ("on" if field.default else "off"), text
+            elif field.default not in (None, "", ()):
+                assert (tuple(told[1].split()) if flag.many else flag.value(told[1])) == field.default, text
+            assert ("; none: " in text) == (flag.optional and field.default is not None), text
 
 
 def test_a_chat_has_no_flags_of_queues_and_servers(capsys) -> None:

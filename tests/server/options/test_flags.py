@@ -81,6 +81,18 @@ def test_command_lines_of_vllm(line, engine, server) -> None:
     assert server_config_of(arguments) == ServerConfig(**{"served_model_name": (model,), **server})
 
 
+def test_what_may_be_none_can_be_given_as_none() -> None:
+    """Also where it is not the default: an engine may be waited for without end."""
+    optional = [flag for flag in flags() if flag.optional]
+    assert {"engine_timeout", "request_timeout", "max_num_seqs"} <= {flag.field for flag in optional}
+    arguments = parse(["serve", "m", *(word for flag in optional for word in (flag.name, "none"))])
+    assert server_config_of(arguments) == ServerConfig(served_model_name=("m",), engine_timeout=None)
+    assert engine_config_of(arguments) == EngineConfig(model="m")
+    assert server_config_of(parse(["serve", "m"])).engine_timeout == 300
+    with pytest.raises(SystemExit):
+        parse(["serve", "m", "--port", "none"])
+
+
 @pytest.mark.parametrize(
     ("line", "variables", "keys"),
     [
