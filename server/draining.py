@@ -38,6 +38,7 @@ class DrainingServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         logger.info("shutting down: %d requests may go on for %g s", self._llm.num_unfinished, self._seconds)
         drain = asyncio.create_task(self._drain())
+        drain.add_done_callback(_log_failure)
         try:
             await super().shutdown(sockets)
         finally:
@@ -73,3 +74,8 @@ class DrainingServer(uvicorn.Server):
         for connection in list(self.server_state.connections):
             if connection.transport is not None:
                 connection.transport.abort()
+
+
+def _log_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.error("the running requests could not be ended", exc_info=error)

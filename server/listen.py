@@ -8,6 +8,7 @@ import os
 import socket
 import ssl
 import stat
+from hashlib import sha256
 from types import TracebackType
 
 from jaxpaged.errors import ConfigError
@@ -115,7 +116,7 @@ def _bind_path(path: str) -> tuple[socket.socket, socket.socket]:
     """
     guard, listener = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
     try:
-        guard.bind(f"\0jaxpaged:{os.path.realpath(path)}"[:100])
+        guard.bind(_guard_name(path))
         if os.path.lexists(path):
             if not stat.S_ISSOCK(os.stat(path).st_mode):
                 raise OSError(errno.EEXIST, "a file is there that is no socket")
@@ -128,6 +129,11 @@ def _bind_path(path: str) -> tuple[socket.socket, socket.socket]:
         guard.close()
         raise ConfigError(f"cannot listen on uds={path!r}: {e.strerror or e}") from e
     return listener, guard
+
+
+def _guard_name(path: str) -> str:
+    """Of a digest: a name holds 107 bytes, but paths of any length may begin alike."""
+    return f"\0jaxpaged:{sha256(os.fsencode(os.path.realpath(path))).hexdigest()}"
 
 
 def _answers(address: object, family: int) -> bool:

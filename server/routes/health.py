@@ -13,7 +13,11 @@ router = APIRouter()
 
 @router.get("/health", response_class=Response)
 async def health(http: Request) -> Response:
-    """200 while requests are served; 503 once the engine has failed or drains."""
+    """200 while requests are served; 503 once the engine has failed.
+
+    A server that drains accepts no more connections: probes find nobody, as before the start. It answers 503 on those
+    that there are.
+    """
     serving(http).check_health()
     return Response(status_code=200)
 

@@ -10,6 +10,10 @@ from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.engine.observer import RequestEnd, StepTokens, WatchedRequest
 from jaxpaged.engine.stats import EngineStats
 from server.errors import without_details
+from server.protocol.chat import ChatCompletionRequest
+from server.protocol.completions import CompletionRequest
+from server.protocol.embeddings import EmbeddingRequest
+from server.protocol.tokenize import DetokenizeRequest, TokenizeRequest
 from server.watch.http_requests import CURRENT, HttpRequest
 
 logger = logging.getLogger("jaxpaged.requests")
@@ -20,10 +24,8 @@ _TOLD = (
     "use_beam_search", "beam_width",
 )  # fmt: skip
 # Names that an error may blame; another one may be the user's own word.
-_FIELDS = frozenset(SamplingParams.__struct_fields__) | {
-    "model", "prompt", "messages", "input", "stream", "stream_options", "response_format", "structured_outputs",
-    "tools", "tool_choice", "max_completion_tokens", "suffix", "echo", "user",
-}  # fmt: skip
+_BODIES = (ChatCompletionRequest, CompletionRequest, EmbeddingRequest, TokenizeRequest, DetokenizeRequest)
+_FIELDS = frozenset(SamplingParams.__struct_fields__).union(*(body.known_names() | {*body.not_yet} for body in _BODIES))
 
 
 class RequestLog:

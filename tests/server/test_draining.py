@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import socket
 import threading
 from collections.abc import Iterator
+from typing import Any, cast
 
 import httpx
 import pytest
+import uvicorn
 
+from server.draining import DrainingServer
 from tests.server.test_processes import COMPLETIONS, Served
 from tests.waiting import accepts, wait_for
 
@@ -83,3 +87,19 @@ def test_a_client_that_does_not_read_is_not_waited_for(all_served) -> None:
         end(served, "")
         assert served.child.wait(60) == 0
     assert served.child.stderr is not None and "Traceback" not in served.child.stderr.read()
+
+
+def test_a_drain_that_fails_is_logged(monkeypatch, caplog) -> None:
+    class Stuck:
+        num_unfinished = 1
+
+        def abort_all(self) -> None:
+            raise RuntimeError("stuck")
+
+    async def shutdown(*_: object) -> None:
+        await asyncio.sleep(0.2)
+
+    monkeypatch.setattr(uvicorn.Server, "shutdown", shutdown)
+    server = DrainingServer(uvicorn.Config("none:app"), cast(Any, Stuck()), 0.0)
+    asyncio.run(server.shutdown())
+    assert "could not be ended" in caplog.text and "RuntimeError: stuck" in caplog.text

@@ -110,6 +110,17 @@ def test_a_unix_socket_comes_and_goes(listen, tmp_path) -> None:
     listen(uds=path)
 
 
+def test_two_unix_sockets_in_a_long_folder(listen, tmp_path, monkeypatch) -> None:
+    """The paths that name them to the system are short, what they stand for is not."""
+    folder = tmp_path / ("deep" * 40)
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    for name in ("one.sock", "two.sock"):
+        listen(uds=name)
+    with pytest.raises(ConfigError, match="in use"):
+        listen(uds="two.sock")
+
+
 def test_what_a_dead_server_left_is_replaced(listen, tmp_path) -> None:
     path = str(tmp_path / "server.sock")
     code = "import os; from server.listen import *; Listener(ServerConfig(uds=%r)); os._exit(1)"

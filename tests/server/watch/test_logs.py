@@ -65,6 +65,24 @@ def test_what_is_refused_is_a_line_without_its_words(start, logged):
     assert [r.request_id for r in logged.records if r.name == "jaxpaged.requests"] == ["no", "no"]
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/embeddings", {"input": "x", "dimensions": "many"}, "dimensions"),
+        ("/v1/chat/completions", {"messages": [], "reasoning_effort": 3}, "reasoning_effort"),
+        ("/v1/completions", {"prompt": "x", "suffix": "y"}, "suffix"),
+        ("/detokenize", {"tokens": "x"}, "tokens"),
+        ("/v1/completions", {"prompt": "x", "PROMPTSECRET": 1}, None),
+    ],
+)
+def test_the_field_is_named_if_it_is_one_of_the_api(start, logged, path: str, body: dict, param: str | None):
+    """Of whichever route; another name may be the user's word."""
+    assert start(enable_log_requests=True).post(path, **body).status_code == 400
+    (line,) = lines(logged)
+    assert line.startswith(f"INFO POST {path} was answered 400") and "SECRET" not in line
+    assert line.partition("param ")[2].removesuffix(")") == (param or "")
+
+
 def test_probes_are_not_in_the_access_log():
     def told(path: str) -> bool:
         record = logging.LogRecord("uvicorn.access", logging.INFO, "", 0, '%s - "%s %s HTTP/%s" %d', (), None)
