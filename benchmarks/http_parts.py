@@ -19,7 +19,9 @@ from jaxpaged.engine.output_processor import OutputProcessor
 from jaxpaged.engine.stats import EngineStats
 from jaxpaged.text.detokenizer import Detokenizer
 from jaxpaged.text.tokenizer import Tokenizer
-from server.stream import Chunks
+from server.answers import Failures
+from server.chunks import Chunks
+from server.garbage import collect_seldom
 
 COLUMNS = {"part": "part", "where": "process", "us": "us/token"}
 STREAMS = 200
@@ -36,6 +38,7 @@ def measure() -> list[dict[str, Any]]:
     steps = [_updates(step) for step in range(STEPS)]
     frames = [messages.encode(messages.Updates(updates, EngineStats(), 0.0)) for updates in steps]
     outputs = _process(tokenizer, steps)
+    collect_seldom()  # as the API process does
     parts: dict[tuple[str, str], Callable[[], Any]] = {
         ("encoding messages", "core"): lambda: [
             messages.encode(messages.Updates(updates, EngineStats(), 0.0)) for updates in steps
@@ -91,8 +94,19 @@ def _process(tokenizer: Tokenizer, steps: list[list[RequestUpdate]]) -> list[lis
 
 def _write(outputs: list[list[RequestOutput]]) -> None:
     head = {"id": _name(0), "object": "text_completion", "created": 1_700_000_000, "model": "m"}
-    chunks = Chunks({**head, "system_fingerprint": "jaxpaged-0"})
+    chunks = Chunks({**head, "system_fingerprint": "jaxpaged-0"}, None, [_Choices()], Failures(1, _name(0)))
     for step in outputs:
         for output in step:
-            choice = {"index": 0, "text": output.text, "logprobs": None, "finish_reason": None, "stop_reason": None}
-            chunks.event([choice], {})
+            chunks.write(0, output)
+
+
+class _Choices:
+    """Those of a completion of which nothing but text is wanted."""
+
+    reasoning_tokens = None
+
+    def pieces(self, output: RequestOutput) -> list[dict[str, Any]]:
+        return [{"index": 0, "text": output.text, "logprobs": None, "finish_reason": None, "stop_reason": None}]
+
+    def of_prompt(self, output: RequestOutput) -> dict[str, Any]:
+        return {}

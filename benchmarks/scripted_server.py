@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import gc
 from pathlib import Path
 
 import uvicorn
@@ -17,6 +16,7 @@ from jaxpaged.text.tokenizer import Tokenizer
 from server.app import create_app
 from server.config import ServerConfig
 from server.connection import uvicorn_options
+from server.garbage import collect_seldom
 
 
 def main() -> None:
@@ -43,8 +43,7 @@ def main() -> None:
         client.wait_until_ready()
     options = ServerConfig(port=args.port)
     app = create_app(AsyncLLM(client, tokenizer), options)
-    gc.collect()
-    gc.freeze()
+    collect_seldom()
     uvicorn.run(app, port=args.port, log_level="warning", access_log=False, **uvicorn_options(options))
 
 

@@ -36,13 +36,17 @@ async def json_answer(build: Callable[[], dict[str, Any]], outputs: Sequence[Req
 
 def length(output: RequestOutput) -> int:
     """How much there is to write of it, in tokens and their rivals; about."""
-    texts = sum(len(c.text) // _CHARS_A_TOKEN + _num_records(c.logprobs) for c in output.outputs)
-    return _num_records(output.prompt_logprobs) + texts
+    total = _num_records(output.prompt_logprobs) if output.prompt_logprobs else 0
+    for completion in output.outputs:  # a loop, and no call without need: this is done for every token
+        total += len(completion.text) // _CHARS_A_TOKEN
+        if completion.logprobs:
+            total += _num_records(completion.logprobs)
+    return total
 
 
-def _num_records(positions: Sequence[PositionLogprobs | None] | None) -> int:
-    last = positions[-1] if positions else None
-    return 0 if last is None or positions is None else len(positions) * (1 + len(last.top))
+def _num_records(positions: Sequence[PositionLogprobs | None]) -> int:
+    last = positions[-1]
+    return 0 if last is None else len(positions) * (1 + len(last.top))
 
 
 def encoded(value: Any, depth: int = 0) -> bytes:

@@ -13,6 +13,8 @@ from server.protocol.completions import CompletionRequest
 class CompletionChoices:
     """Those of one prompt. The first piece of each choice has what there is to say of the prompt."""
 
+    reasoning_tokens = None
+
     def __init__(
         self,
         prepared: PreparedRequest,
@@ -33,7 +35,11 @@ class CompletionChoices:
         self._positions: list[PositionLogprobs | None] = [None] * len(self._token_ids)  # until they are known
         self._text, self._offsets = prompt_text or ("", [])
 
-    def of(self, output: RequestOutput) -> list[dict[str, Any]]:
+    def of_prompt(self, output: RequestOutput) -> dict[str, Any]:
+        """Nothing: its choices say it."""
+        return {}
+
+    def pieces(self, output: RequestOutput) -> list[dict[str, Any]]:
         """The choices of a final output, or what a delta adds to them."""
         self._positions = output.prompt_logprobs or self._positions  # deltas tell them once
         return [self._choice(completion) for completion in output.outputs]

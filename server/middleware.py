@@ -1,6 +1,6 @@
 """What wraps every route: an answer when all else fails, request ids, and a gate.
 
-Plain ASGI and two layers, since every chunk of every stream passes through what wraps `send`.
+Plain ASGI and two layers, since each takes its time with every request.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ class Answers:
 
     It answers an exception that nothing else caught; the connection stays usable, unlike with starlette's own way.
     And HEAD is answered as GET: the HTTP server leaves out the body.
+    A route that has started its response may send parts of the body by `state["send"]`, past all layers but what is
+    around this one: they look at nothing between start and end, but each would take its time with every part.
     """
 
     def __init__(self, app: Any, watch: HttpWatch, *, log_requests: bool = False):
@@ -46,7 +48,7 @@ class Answers:
                 b"",
             )
         request_id = given.decode("ascii") or uuid.uuid4().hex
-        scope.setdefault("state", {})["request_id"] = request_id
+        scope.setdefault("state", {}).update(request_id=request_id, send=send)
         watched = self._watch.begin(scope, request_id)
         if scope["method"] == "HEAD":
             scope = {**scope, "method": "GET"}

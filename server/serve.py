@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import logging
 import signal
 import socket
@@ -27,6 +26,7 @@ from server.app import create_app
 from server.config import ServerConfig
 from server.connection import uvicorn_options
 from server.draining import DrainingServer
+from server.garbage import collect_seldom
 from server.generation_defaults import resolve_generation
 from server.listen import Listener
 from server.routes.engine_state import hide_polling
@@ -102,8 +102,7 @@ def _serve(client: EngineCoreClient, tokenizer: Tokenizer, config: ServerConfig,
         )
     )
     logging.getLogger("uvicorn.access").addFilter(hide_polling)
-    gc.collect()
-    gc.freeze()  # what is there now stays: no collection need look at it again, which would hold up every stream
+    collect_seldom()
     with contextlib.suppress(KeyboardInterrupt, _Terminated):  # uvicorn repeats the signal once it has drained
         server.run(listener.opened())
     return 1 if llm.error is not None else 0

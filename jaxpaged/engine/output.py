@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import msgspec
@@ -70,8 +69,7 @@ def logprob_arrays(positions: Sequence[PositionLogprobs]) -> LogprobArrays:
     )
 
 
-@dataclass(slots=True)
-class CompletionOutput:
+class CompletionOutput(msgspec.Struct, gc=False):
     """One continuation of a prompt.
 
     `token_ids` and `logprobs` end at the same token: the one whose text was released last, or at the end the one
@@ -110,8 +108,7 @@ class CompletionOutput:
         self.last_token_hidden = later.last_token_hidden
 
 
-@dataclass(slots=True)
-class RequestMetrics:
+class RequestMetrics(msgspec.Struct, gc=False):
     """Times of a request, in seconds of `time.monotonic()`.
 
     Attributes:
@@ -147,8 +144,7 @@ class RequestMetrics:
         return (self.num_output_tokens - 1) / max(self.last_token_time - self.first_token_time, 1e-9)
 
 
-@dataclass(slots=True)
-class RequestOutput:
+class RequestOutput(msgspec.Struct, gc=False):
     """A request's output: so far, since the last one, or whole, as its `output_kind` says.
 
     Attributes:

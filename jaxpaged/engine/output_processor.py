@@ -186,14 +186,15 @@ class _LiveRequest:
             tokens.num_prompt_tokens += len(self._prompt_token_ids)
             tokens.num_cached_tokens += self._num_cached_tokens
         if num_new:
-            if metrics.first_token_time is None:
+            if sample.last_token_time is not None:
+                tokens.inter_token_seconds.append(now - sample.last_token_time)
+            elif metrics.first_token_time is None:
                 metrics.first_token_time = now
                 tokens.first_token_seconds.append(now - metrics.arrival_time)
-            elif sample.last_token_time is not None:
-                tokens.inter_token_seconds.append(now - sample.last_token_time)
             sample.last_token_time = metrics.last_token_time = now
             metrics.num_output_tokens += num_new
-            metrics.num_longest_tokens = max(metrics.num_longest_tokens, sample.num_tokens)
+            if sample.num_tokens > metrics.num_longest_tokens:  # `max` takes its time
+                metrics.num_longest_tokens = sample.num_tokens
             tokens.num_generated_tokens += num_new
         if sample.finish_reason is None:
             return False
@@ -226,8 +227,8 @@ class _LiveRequest:
 
     def output(self) -> RequestOutput | None:
         """What may be sent now; None if nothing is new, or if the prompt must be described first."""
-        delta = self._kind == "delta"
-        if (self._kind == "final" and self._num_unfinished) or self.is_behind:
+        delta, prompt = self._kind == "delta", self._prompt_description
+        if (self._kind == "final" and self._num_unfinished) or (prompt is not None and prompt.is_behind):
             return None
         changed = [sample for sample in self._samples if sample.changed]
         if not changed:
@@ -244,7 +245,7 @@ class _LiveRequest:
             not self._num_unfinished,
             self._num_cached_tokens,
             self._metrics,
-            self._prompt_output(once=delta),
+            None if prompt is None else self._prompt_output(prompt, once=delta),
             self._embedding,
         )
         for sample in changed:
@@ -258,10 +259,9 @@ class _LiveRequest:
             completion.index = index
         return best
 
-    def _prompt_output(self, *, once: bool) -> list[PositionLogprobs | None] | None:
+    def _prompt_output(self, prompt: PromptDescription, *, once: bool) -> list[PositionLogprobs | None] | None:
         """The prompt's logprobs. All are known when the first token is; what ends before that has none."""
-        prompt = self._prompt_description
-        if prompt is None or not prompt.is_complete or (once and self._prompt_sent):
+        if not prompt.is_complete or (once and self._prompt_sent):
             return None
         self._prompt_sent = True
         return prompt.positions

@@ -70,7 +70,6 @@ class OutputStream:
         return output
 
     def _wake(self) -> None:
-        if self._waiter is not None:
-            if not self._waiter.done():  # a reader that has been cancelled does not wait
-                self._waiter.set_result(None)
-            self._waiter = None
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():  # a reader that has been cancelled does not wait
+            waiter.set_result(None)

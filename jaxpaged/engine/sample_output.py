@@ -17,11 +17,12 @@ class SampleOutput:
     Attributes:
       index: which sample.
       finish_reason: why it ended; None before.
+      num_tokens: how many tokens it has.
       last_token_time: when its latest token came, in seconds; None before. Whoever feeds it keeps it.
     """
 
     def __init__(self, request: Request, index: int, detokenizer: Detokenizer | None, describer: Describer):
-        self.index = index
+        self.index, self.num_tokens = index, 0
         self.finish_reason: str | None = None
         self.last_token_time: float | None = None
         self._stop_reason: int | str | None = None
@@ -44,11 +45,6 @@ class SampleOutput:
             return -math.inf
         return sum(entry.logprob for entry in self._raw_logprobs) / len(self._raw_logprobs)
 
-    @property
-    def num_tokens(self) -> int:
-        """How many tokens it has."""
-        return len(self._token_ids)
-
     def consume(self, update: RequestUpdate) -> int:
         """Takes in new tokens; what follows a stop string is cut off. Returns how many there are."""
         new, detokenizer = update.new_token_ids, self._detokenizer
@@ -61,14 +57,15 @@ class SampleOutput:
             if detokenizer.stop_reason is not None:
                 self.finish_reason, self._stop_reason = "stop", detokenizer.stop_reason
                 self._last_token_hidden = False
-                new = new[: detokenizer.num_tokens - len(self._token_ids)]
+                new = new[: detokenizer.num_tokens - self.num_tokens]
             elif self.finish_reason is not None:
                 self._new_text += detokenizer.finish()
         if update.logprobs is not None:
             self._raw_logprobs += update.logprobs[: len(new)]
         self._token_ids += new
+        self.num_tokens += len(new)
         if detokenizer is None or self.finish_reason is not None:
-            self._num_ready = len(self._token_ids)
+            self._num_ready = self.num_tokens
         else:
             self._num_ready = detokenizer.num_released
         return len(new)
@@ -81,7 +78,7 @@ class SampleOutput:
         if self._params.logprobs is not None:
             described = len(self._logprobs)
             self._token_ids, self._raw_logprobs = self._token_ids[:described], self._raw_logprobs[:described]
-        self._num_ready = len(self._token_ids)
+        self._num_ready = self.num_tokens = len(self._token_ids)
 
     @property
     def changed(self) -> bool:
@@ -99,14 +96,14 @@ class SampleOutput:
         if wanted:
             self._describe_logprobs(ready)
         return CompletionOutput(
-            index=self.index,
-            text=text,
-            token_ids=self._token_ids[start:ready],
-            logprobs=self._logprobs[start:ready] if wanted else None,
-            cumulative_logprob=self._cumulative_logprob if wanted else None,
-            finish_reason=self.finish_reason,
-            stop_reason=self._stop_reason,
-            last_token_hidden=self._last_token_hidden,
+            self.index,
+            text,
+            self._token_ids[start:ready],
+            self._logprobs[start:ready] if wanted else None,
+            self._cumulative_logprob if wanted else None,
+            self.finish_reason,
+            self._stop_reason,
+            self._last_token_hidden,
         )
 
     def mark_sent(self) -> None:

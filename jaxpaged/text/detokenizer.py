@@ -87,10 +87,12 @@ class Detokenizer:
             self.num_tokens += 1
             piece = self._pieces.push(token_id)
             self._num_decoded_chars += len(piece)
-            # Bytes that wait for the rest of their character come out with its last byte.
-            self._unreleased.append(self._num_decoded_chars + self._pieces.pending)
             if piece:
                 released += self._release(piece)
+            # Bytes that wait for the rest of their character come out with its last byte.
+            due = self._num_decoded_chars + self._pieces.pending
+            if due > self._num_released_chars and not self._finished:
+                self._unreleased.append(due)
         while self._unreleased and self._unreleased[0] <= self._num_released_chars:
             self._unreleased.popleft()
         return released

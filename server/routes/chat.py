@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -11,17 +9,17 @@ from fastapi.responses import Response
 
 from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.engine.async_llm import PreparedRequest
-from jaxpaged.engine.output import RequestOutput
 from server.answers import Failures, json_answer
 from server.body import beside, read_body
 from server.chat.choices import ChatChoices
 from server.chat.parsed_choices import ParsedChoices
 from server.chat.plan import ChatPlan
-from server.convert import Usage, named_as_sent, sampling_params, total_usage
+from server.chunks import Chunks
+from server.convert import named_as_sent, sampling_params, total_usage
 from server.protocol.chat import ChatCompletionRequest
 from server.protocol.fields import body_schema
 from server.serving import Serving, serving
-from server.stream import DONE, Chunks, event_stream, finals, unless_gone
+from server.stream import EventStream, finals, unless_gone
 
 router = APIRouter()
 
@@ -41,7 +39,7 @@ async def create_chat_completion(http: Request) -> Response:
     stream = state.llm.stream(prepared)
     failures = Failures(params.n, head["id"])
     if body.stream:
-        return await event_stream(http, _events(body, stream, choices, head, failures))
+        return EventStream([stream], Chunks(head, body.stream_options, [choices], failures))
     outputs = await unless_gone(http, finals([stream]))
     failures.check(outputs)
     (output,) = outputs
@@ -72,34 +70,3 @@ async def _prepare(
 def _choices(state: Serving, body: ChatCompletionRequest, plan: ChatPlan) -> ChatChoices:
     form = state.logprob_format(body)
     return ParsedChoices(body, form, plan, state.llm.tokenizer) if plan.parses else ChatChoices(body, form)
-
-
-async def _events(
-    body: ChatCompletionRequest,
-    stream: AsyncGenerator[RequestOutput, None],
-    choices: ChatChoices,
-    head: dict[str, Any],
-    failures: Failures,
-) -> AsyncGenerator[bytes, None]:
-    """For each choice a chunk with the role, chunks with content, one with the finish reason; then the usage."""
-    options = body.stream_options
-    with_usage = bool(options and options.include_usage)
-    continuous = bool(options and options.continuous_usage_stats)
-    usage, chunks = Usage(), Chunks(head)
-    begun = False
-    async with aclosing(stream) as outputs:
-        async for output in outputs:
-            usage.add(0, output)
-            failures.check([output])
-            pieces = list(choices.pieces(output))
-            usage.reasoning_tokens = choices.reasoning_tokens
-            extra = {"usage": usage.to_json() if continuous else None} if with_usage or continuous else {}
-            events = [chunks.event([piece], extra) for piece in pieces]
-            if events and not begun:
-                begun = True
-                events[0] = chunks.event([pieces[0]], {**extra, **choices.of_prompt(output)})
-            if events:
-                yield b"".join(events)
-    if with_usage:
-        yield chunks.event([], {"usage": usage.to_json()})
-    yield DONE

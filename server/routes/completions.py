@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -12,14 +10,15 @@ from fastapi.responses import Response
 
 from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.engine.async_llm import PreparedRequest
-from server.answers import LONG, Failures, json_answer, length
+from server.answers import Failures, json_answer
 from server.body import beside, read_body
+from server.chunks import Chunks
 from server.completion_choices import CompletionChoices
-from server.convert import Usage, named_as_sent, sampling_params, total_usage
+from server.convert import named_as_sent, sampling_params, total_usage
 from server.protocol.completions import CompletionRequest
 from server.protocol.fields import body_schema
 from server.serving import Serving, serving
-from server.stream import DONE, Chunks, event_stream, finals, merged, unless_gone
+from server.stream import EventStream, finals, unless_gone
 
 router = APIRouter()
 
@@ -43,12 +42,12 @@ async def create_completion(http: Request) -> Response:
     streams = [state.llm.stream(p) for p in prepared]
     failures = Failures(len(prepared) * params.n, head["id"])
     if body.stream:
-        return await event_stream(http, _events(body, merged(streams), makers, head, failures))
+        return EventStream(streams, Chunks(head, body.stream_options, makers, failures))
     outputs = await unless_gone(http, finals(streams))
     failures.check(outputs)
 
     def answer() -> dict[str, Any]:
-        choices = [choice for maker, output in zip(makers, outputs, strict=True) for choice in maker.of(output)]
+        choices = [choice for maker, output in zip(makers, outputs, strict=True) for choice in maker.pieces(output)]
         return {**head, "choices": choices, "usage": total_usage(outputs).to_json()}
 
     return await json_answer(answer, outputs)
@@ -68,30 +67,3 @@ async def _echo(state: Serving, body: CompletionRequest, prepared: PreparedReque
     if not body.echo:
         return None
     return await state.llm.prompt_text(prepared, as_given=body.truncate_prompt_tokens is None)
-
-
-async def _events(
-    body: CompletionRequest,
-    merged_outputs: AsyncGenerator[tuple[int, Any], None],
-    makers: list[CompletionChoices],
-    head: dict[str, Any],
-    failures: Failures,
-) -> AsyncGenerator[bytes, None]:
-    """A chunk for each choice that has moved, one with the usage if wanted."""
-    options = body.stream_options
-    with_usage = bool(options and options.include_usage)
-    continuous = bool(options and options.continuous_usage_stats)
-    usage, chunks = Usage(), Chunks(head)
-    async with aclosing(merged_outputs) as outputs:
-        async for index, output in outputs:
-            usage.add(index, output)
-            failures.check([output])
-            extra = {"usage": usage.to_json() if continuous else None} if with_usage or continuous else {}
-            if length(output) < LONG:
-                choices = makers[index].of(output)
-            else:  # a whole prompt is echoed
-                choices = await asyncio.to_thread(makers[index].of, output)
-            yield b"".join([chunks.event([choice], extra) for choice in choices])
-    if with_usage:
-        yield chunks.event([], {"usage": usage.to_json()})
-    yield DONE

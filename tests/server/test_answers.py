@@ -107,7 +107,7 @@ def test_a_fault_in_one_request_is_that_requests_alone(live, monkeypatch, caplog
         if step == "prepare":
             monkeypatch.setattr(live.tokenizer, "encode", None)
         else:
-            monkeypatch.setattr("server.completion_choices.CompletionChoices.of", None)
+            monkeypatch.setattr("server.completion_choices.CompletionChoices.pieces", None)
             monkeypatch.setattr("server.chat.choices.ChatChoices.whole", None)
         for _ in range(3):
             response = live.post(path, **PROMPTS[path], max_tokens=2)
