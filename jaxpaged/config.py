@@ -13,6 +13,19 @@ from jaxpaged.errors import ConfigError, UnsupportedError
 DTYPES = ("float32", "bfloat16", "float16")
 IMPLEMENTATIONS = ("reference", "xla", "gpu", "tpu")
 POLICIES = ("fcfs", "priority", "spf")
+_INT32 = 2**31 - 1  # what devices count with
+# Least and most of each whole number: what is out of them would fail once the weights are loaded, if at all.
+_RANGES = (
+    ("max_model_len", 2, _INT32),
+    ("max_num_seqs", 1, 2**16),
+    ("max_num_batched_tokens", 1, 2**22),
+    ("block_size", 1, 2**20),
+    ("num_kv_blocks", 1, _INT32),
+    ("kv_cache_bytes", 1, 2**50),
+    ("max_logprobs", -1, _INT32),
+    ("max_num_queued_requests", 1, _INT32),
+    ("tensor_parallel_size", 1, _INT32),
+)
 
 
 @dataclass(frozen=True)
@@ -94,20 +107,12 @@ class EngineConfig:
         _one_of("logprobs_mode", self.logprobs_mode, ("raw_logprobs", "processed_logprobs"))
         _one_of("scheduling_policy", self.scheduling_policy, POLICIES)
         _one_of("attention_implementation", self.attention_implementation, (None, *IMPLEMENTATIONS))
-        for name, low in (
-            ("max_model_len", 2),
-            ("max_num_seqs", 1),
-            ("max_num_batched_tokens", 1),
-            ("block_size", 1),
-            ("num_kv_blocks", 1),
-            ("kv_cache_bytes", 1),
-            ("max_logprobs", -1),
-            ("max_num_queued_requests", 1),
-            ("tensor_parallel_size", 1),
-        ):
+        for name, low, high in _RANGES:
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < low):
                 raise ConfigError(f"{name}={value!r} must be an integer of at least {low}")
+            if value is not None and value > high:
+                raise ConfigError(f"{name}={value!r} must be at most {high}")
         if self.tensor_parallel_size > 1:
             raise UnsupportedError(
                 f"tensor_parallel_size={self.tensor_parallel_size}: tensor parallelism is not built yet. Choose a "

@@ -20,7 +20,7 @@ def configured_keys(config: ServerConfig) -> tuple[str, ...]:
     if config.api_key_file is None:
         return config.api_key
     try:
-        lines = Path(config.api_key_file).read_text("utf-8").splitlines()
+        lines = Path(config.api_key_file).read_text("utf-8-sig").splitlines()  # some editors begin it with a mark
     except (OSError, UnicodeDecodeError) as e:
         raise ConfigError(f"api_key_file={config.api_key_file!r} cannot be read: {reason(e)}") from None
     keys = [line.strip() for line in lines if line.strip()]

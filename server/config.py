@@ -6,6 +6,7 @@ import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 from jaxpaged.errors import ConfigError
 from server.chat.reasoning import reasoning_format
@@ -140,6 +141,11 @@ class ServerConfig:
             raise ConfigError(f"uvicorn_log_level={self.uvicorn_log_level!r} must be one of {', '.join(LOG_LEVELS)}")
         if self.log_level not in LOG_LEVELS[:-1]:
             raise ConfigError(f"log_level={self.log_level!r} must be one of {', '.join(LOG_LEVELS[:-1])}")
+        if self.uds == "":
+            raise ConfigError("uds='' must be the path of a Unix socket")
+        if self.otlp_traces_endpoint is not None and not _is_url(self.otlp_traces_endpoint):
+            url = "must be a URL such as http://localhost:4318/v1/traces"
+            raise ConfigError(f"otlp_traces_endpoint={self.otlp_traces_endpoint!r} {url}")
         if self.otlp_traces_endpoint is not None and not _has_otlp():
             packages = "pip install 'jaxpaged[otlp]'"
             raise ConfigError(f"otlp_traces_endpoint={self.otlp_traces_endpoint!r} needs more packages: {packages}")
@@ -155,7 +161,9 @@ class ServerConfig:
         for name in _SECONDS:
             seconds = getattr(self, name)
             if seconds is not None and not 0 < seconds <= 1e6:
-                raise ConfigError(f"{name}={seconds} must be a number of seconds from 0 to 1e6")
+                raise ConfigError(f"{name}={seconds} must be a number of seconds above 0 and up to 1e6")
+        if self.engine_timeout is not None and self.engine_timeout < 1:  # an engine that is busy may take as long
+            raise ConfigError(f"engine_timeout={self.engine_timeout} must be at least 1 second")
         if self.chat_template is not None:
             read_chat_template(self.chat_template)
         tool_format(self.tool_call_parser, None)
@@ -166,6 +174,15 @@ class ServerConfig:
             raise ConfigError(f"max_body_bytes={self.max_body_bytes} must be at least 1")
         if self.allow_credentials and "*" in self.allowed_origins:
             raise ConfigError('allow_credentials with allowed_origins="*" would let any web page act for its visitors')
+
+
+def _is_url(text: str) -> bool:
+    """Of HTTP, with a host and a port that may be one."""
+    try:
+        url = urlsplit(text)
+        return url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+    except ValueError:
+        return False
 
 
 def _has_otlp() -> bool:

@@ -5,6 +5,11 @@ import pytest
 from jaxpaged.config import EngineConfig, engine_config, resolve
 from jaxpaged.errors import ConfigError
 
+WHOLE_NUMBERS = (
+    "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "num_kv_blocks", "kv_cache_bytes",
+    "max_logprobs", "max_num_queued_requests", "tensor_parallel_size",
+)  # fmt: skip
+
 
 def resolved(config=EngineConfig(), **facts):  # noqa: B008 - frozen
     facts = {"platform": "cpu", "native_bfloat16": True, "checkpoint_dtype": "bfloat16", "model_max_len": 2048} | facts
@@ -82,6 +87,7 @@ def test_bfloat16_without_hardware_says_what_it_does():
         ({"attention_implementation": "magic"}, "magic"),
         ({"strict": True, "warmup": False}, "strict"),
         ({"max_seqs": 3}, r"max_seqs.*max_num_seqs"),
+        *(({name: 10**18}, rf"{name}={10**18} must be at most \d+$") for name in WHOLE_NUMBERS),
     ],
 )
 def test_bad_options_are_named(options, message):

@@ -170,6 +170,8 @@ def test_keys_from_a_file(tmp_path) -> None:
     file = tmp_path / "keys"
     file.write_text(f"\n  {ONE} \n\n{TWO}\n")
     assert configured_keys(ServerConfig(api_key=("k",), api_key_file=str(file))) == ("k", ONE, TWO)
+    file.write_text(f"{ONE}\n{TWO}\n", "utf-8-sig")  # an invisible mark before the first key is none of it
+    assert configured_keys(ServerConfig(api_key_file=str(file))) == (ONE, TWO)
     file.write_text("\n")
     for path in (file, tmp_path / "none", tmp_path):
         with pytest.raises(ConfigError, match="api_key_file"):
