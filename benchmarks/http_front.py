@@ -18,6 +18,7 @@ from jaxpaged.core.step import RequestUpdate
 from jaxpaged.engine import messages
 from jaxpaged.engine.async_llm import AsyncLLM
 from jaxpaged.engine.core_client import OnDeath, OnMessage
+from jaxpaged.engine.engine_facts import EngineFacts
 from jaxpaged.engine.stats import EngineStats
 from jaxpaged.text.tokenizer import Tokenizer
 from server.app import create_app
@@ -83,13 +84,14 @@ def _request(endpoint: str, max_tokens: int) -> bytes:
     return head.encode() + body
 
 
-class _Core(ScriptedEngine):
+class _Core:
     """Stands for the client of a core: takes requests, and is told what came of them."""
 
     num_cores, is_alive, grammars = 1, True, None
 
     def __init__(self) -> None:
-        super().__init__(EngineConfig("0", max_model_len=4096, max_num_seqs=1024, num_kv_blocks=10**6))
+        options = EngineConfig("0", max_model_len=4096, max_num_seqs=1024, num_kv_blocks=10**6)
+        self.facts = EngineFacts.of(ScriptedEngine(options))
         self.names: list[str] = []
         self.on_message: OnMessage = lambda core, message: None
 

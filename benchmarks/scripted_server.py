@@ -10,7 +10,8 @@ import uvicorn
 from benchmarks.scripted_engine import load
 from jaxpaged.config import EngineConfig
 from jaxpaged.engine.async_llm import AsyncLLM
-from jaxpaged.engine.core_client import EngineCoreClient, InProcessClient
+from jaxpaged.engine.core_client import EngineCoreClient
+from jaxpaged.engine.in_process_client import InProcessClient
 from jaxpaged.engine.process_client import ProcessClient
 from jaxpaged.text.tokenizer import Tokenizer
 from server.app import create_app

@@ -18,7 +18,8 @@ from jaxpaged.core.request import Grammar, Request
 from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.core.snapshot import EngineSnapshot, block_map, describe
 from jaxpaged.core.step import RequestUpdate, TokenLogprobs
-from jaxpaged.engine.checks import check_params, check_scheduling, checked_pooling, checked_prompt
+from jaxpaged.engine.checks import checked_request
+from jaxpaged.engine.engine_facts import EngineFacts
 from jaxpaged.engine.stats import EngineStats
 from jaxpaged.errors import InvalidRequestError, QueueFullError, RequestTooLargeError
 
@@ -135,22 +136,16 @@ class FakeEngine:
         pooling: PoolingParams | None = None,
         arrival_time: float | None = None,
     ) -> Request:
-        assert self.config.max_model_len is not None
-        check_scheduling(priority, cache_salt, self.config)
-        check_params(params, self.config, self.vocab_size, bad_word_ids)
-        if pooling is not None:
-            pooling = checked_pooling(pooling, params, hidden_size=self.hidden_size, default=self.pooling)
-        return Request(
+        return checked_request(
             request_id,
-            checked_prompt(prompt_token_ids, params, self.config, self.vocab_size, generates=pooling is None),
+            prompt_token_ids,
             params,
-            max_model_len=self.config.max_model_len,
-            eos_token_ids=self.eos_token_ids,
+            EngineFacts.of(self),
+            bad_word_ids=bad_word_ids,
             cache_salt=cache_salt,
             priority=priority,
-            bad_word_ids=bad_word_ids,
-            grammar=grammar,
             pooling=pooling,
+            grammar=grammar,
             arrival_time=arrival_time,
         )
 

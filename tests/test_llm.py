@@ -16,7 +16,7 @@ import uvicorn
 import jaxpaged
 from jaxpaged import LLM, LogitsProcessor, SamplingParams, StructuredOutputs
 from jaxpaged.engine.async_llm import AsyncLLM
-from jaxpaged.engine.core_client import InProcessClient
+from jaxpaged.engine.in_process_client import InProcessClient
 from jaxpaged.errors import ConfigError, InvalidRequestError, ModelError, ModelNotFoundError, RequestTooLargeError
 from server.app import create_app
 from server.config import ServerConfig

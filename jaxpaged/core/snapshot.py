@@ -1,7 +1,7 @@
 """What an engine holds at one moment: who runs, who waits, and who owns which block. Never a token, never a text.
 
-The blocks are a map with a number for each: `FREE`, `CACHED`, or `FIRST_OWNERS` + an index into `owners`, the distinct
-sets of requests that hold a block together. A block of one request has a set of its own; a shared prefix, one of many.
+Each block has a number: `FREE`, `CACHED`, or `FIRST_OWNERS` + i if the requests `owners[i]` hold it: one as a rule,
+several if they share a prefix. No two sets of owners are equal.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ class EngineSnapshot(msgspec.Struct, frozen=True):
       num_running, num_waiting: samples with a slot, and without.
       requests: the running ones in their order, then the first MAX_WAITING of those that wait.
       owners: sets of indexes into `requests`, in ascending order.
-      blocks: the map of blocks 1 to `num_blocks`, as little-endian unsigned integers of the least width that does.
+      blocks: the numbers of blocks 1 to `num_blocks`, little-endian and unsigned, each of as few bytes as the largest
+        needs.
     """
 
     block_size: int

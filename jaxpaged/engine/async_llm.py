@@ -73,12 +73,12 @@ class AsyncLLM:
     @property
     def config(self) -> EngineConfig:
         """The engine's resolved options."""
-        return self._client.config
+        return self._client.facts.config
 
     @property
     def vocab_size(self) -> int:
         """Prompts may hold ids below it."""
-        return self._client.vocab_size
+        return self._client.facts.vocab_size
 
     @property
     def is_healthy(self) -> bool:

@@ -11,12 +11,60 @@ import numpy as np
 
 from jaxpaged.config import EngineConfig
 from jaxpaged.core.pooling_params import POOLING_KINDS, PoolingParams
+from jaxpaged.core.request import Request
 from jaxpaged.core.sampling_params import ALL_LOGPROBS, MAX_EOS_TOKEN_IDS, SamplingParams, logprob_columns
+from jaxpaged.engine.engine_facts import EngineFacts
 from jaxpaged.errors import InvalidRequestError, RequestTooLargeError, UnsupportedError
 
 _INT32 = 2**31
 _DEFAULT_PARAMS = SamplingParams()
 _WITH_POOLING = frozenset({"truncate_prompt_tokens", "timeout", "max_tokens", "detokenize", "output_kind"})
+
+
+def checked_request(
+    request_id: str,
+    prompt_token_ids: Sequence[int],
+    params: SamplingParams,
+    facts: EngineFacts,
+    *,
+    bad_word_ids: Sequence[Sequence[int]] = (),
+    cache_salt: str | None = None,
+    priority: int = 0,
+    pooling: PoolingParams | None = None,
+    end_ids: Container[int] = (),
+    **more: Any,
+) -> Request:
+    """A request that this engine can take, as far as it can be told without its blocks.
+
+    Args:
+      facts: of the engine.
+      end_ids: as for `checked_prompt`.
+      more: arguments of `Request` that need no check.
+
+    Raises:
+      InvalidRequestError: empty prompt, an id outside the vocabulary, a parameter out of this engine's range.
+      RequestTooLargeError: no room for one token after the prompt in the context.
+      UnsupportedError: the model's own way of pooling is wanted, and it is none that we have.
+    """
+    config = facts.config
+    assert config.max_model_len is not None
+    check_scheduling(priority, cache_salt, config)
+    check_params(params, config, facts.vocab_size, bad_word_ids)
+    if pooling is not None:
+        pooling = checked_pooling(pooling, params, hidden_size=facts.hidden_size, default=facts.pooling)
+    generates = pooling is None
+    return Request(
+        request_id,
+        checked_prompt(prompt_token_ids, params, config, facts.vocab_size, generates=generates, end_ids=end_ids),
+        params,
+        max_model_len=config.max_model_len,
+        eos_token_ids=facts.eos_token_ids,
+        cache_salt=cache_salt,
+        priority=priority,
+        bad_word_ids=bad_word_ids,
+        pooling=pooling,
+        **more,
+    )
 
 
 def checked_prompt(
@@ -111,7 +159,7 @@ def checked_pooling(pooling: PoolingParams, params: SamplingParams, *, hidden_si
     """`pooling` with the model's own kind filled in, where none is asked for.
 
     Args:
-      default: that kind. It need not be one that there is here.
+      default: the model's own kind, which may be one that is not supported.
 
     Raises:
       InvalidRequestError: more dimensions than the model has, or a parameter that means nothing to a vector.
@@ -149,7 +197,7 @@ def check_scheduling(priority: int, cache_salt: str | None, config: EngineConfig
 
 
 def _check_candidates(params: SamplingParams, max_logprobs: int, vocab_size: int) -> None:
-    """A search wants to see so many of a beam's best tokens that enough of them do not end it."""
+    """Raises InvalidRequestError if a step gives too few candidates a beam: those that end it do not go on."""
     if params.num_beams > vocab_size:
         raise InvalidRequestError(
             f"beam_width={params.num_beams} is more than the vocabulary of {vocab_size}", param="beam_width"

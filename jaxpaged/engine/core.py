@@ -32,11 +32,11 @@ class EngineCore:
     """
 
     def __init__(self, engine: EngineLike, grammars: GrammarCompiler, send: Callable[[FromCore], None]):
-        """Args: send: takes what the front must know; called in all three threads."""
+        """Args: send: takes a message for the front; called by `receive`, by `run` and where grammars are compiled."""
         self._engine, self._grammars, self._send = engine, grammars, send
         self._inbox: queue.SimpleQueue[Request | Abort | Call | None] = queue.SimpleQueue()
         self._grammar_pool = ThreadPoolExecutor(1, thread_name_prefix="jaxpaged-core-grammar")
-        self._lock = threading.Lock()  # what is decided under it, and only that, is in order with aborts
+        self._lock = threading.Lock()  # so that an abort comes either before or after what waits for a grammar is added
         self._compiling: set[str] = set()  # requests that wait for their grammar
         self._stopped = False
 

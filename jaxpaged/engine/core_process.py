@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
-import json
 import logging
 import os
 import signal
@@ -34,13 +33,15 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     with contextlib.suppress(AttributeError):  # Linux only; elsewhere the lifeline must do
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    options = json.loads(_read_line())
+    options = _read_line()
     threading.Thread(target=_die_with_front, name="jaxpaged-lifeline", daemon=True).start()
     # Imported only now, on the lifeline: this takes seconds.
-    from jaxpaged.config import engine_config
+    import msgspec
+
+    from jaxpaged.config import EngineConfig
     from jaxpaged.engine.core_service import serve_core
 
-    serve_core(engine_config(**options), arguments.engine, arguments.folder, arguments.index)
+    serve_core(msgspec.json.decode(options, type=EngineConfig), arguments.engine, arguments.folder, arguments.index)
 
 
 def _read_line() -> bytes:

@@ -19,9 +19,11 @@ from jaxpaged.core.snapshot import EngineSnapshot, snapshot
 from jaxpaged.core.step import RequestUpdate
 from jaxpaged.device.profiler import Profiler
 from jaxpaged.device.runner import Launched, Runner
-from jaxpaged.engine.checks import check_params, check_scheduling, checked_pooling, checked_prompt
+from jaxpaged.engine.checks import checked_request
+from jaxpaged.engine.engine_facts import EngineFacts
 from jaxpaged.engine.interrupts import interrupts_held
-from jaxpaged.engine.stats import EngineStats, StepMeter
+from jaxpaged.engine.stats import EngineStats
+from jaxpaged.engine.step_meter import StepMeter
 from jaxpaged.errors import CheckpointError
 
 
@@ -123,23 +125,17 @@ class Engine:
         """
         assert bool(params.bad_words) == bool(bad_word_ids), "bad words come with their tokens"
         assert (params.structured_outputs is None) == (grammar is None), "structured outputs come with their grammar"
-        check_scheduling(priority, cache_salt, self.config)
-        check_params(params, self.config, self.vocab_size, bad_word_ids)
-        if pooling is not None:
-            pooling = checked_pooling(pooling, params, hidden_size=self.hidden_size, default=self.pooling)
-        assert self.config.max_model_len is not None
-        request = Request(
+        request = checked_request(
             request_id,
-            checked_prompt(prompt_token_ids, params, self.config, self.vocab_size, generates=pooling is None),
+            prompt_token_ids,
             params,
-            max_model_len=self.config.max_model_len,
-            eos_token_ids=self.eos_token_ids,
-            seed=self._seeds.getrandbits(63),
+            EngineFacts.of(self),
+            bad_word_ids=bad_word_ids,
             cache_salt=cache_salt,
             priority=priority,
-            bad_word_ids=bad_word_ids,
-            grammar=grammar,
             pooling=pooling,
+            grammar=grammar,
+            seed=self._seeds.getrandbits(63),
             arrival_time=arrival_time,
         )
         check_size(request, self.scheduler.block_manager, self.scheduler.max_model_len)

@@ -25,7 +25,7 @@ class Series:
         self.total = 0.0
 
     def observe(self, value: float) -> None:
-        """Counts a value; what should not be negative, but for two clocks, counts as 0."""
+        """Counts a value. Negative values (times from two clocks that disagree) count as 0."""
         value = max(0.0, value)
         self.counts[bisect_left(self._bounds, value)] += 1
         self.total += value

@@ -1,4 +1,4 @@
-"""Ctrl-C between a call and the assignment of its result would lose what the call has taken."""
+"""Delays Ctrl-C while a step swaps donated device arrays for their successors."""
 
 from __future__ import annotations
 

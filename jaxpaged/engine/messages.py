@@ -1,7 +1,7 @@
 """What passes between the front of an engine and its cores. Nothing else does; on the wire it is msgpack, never pickle.
 
-Messages, updates and stats are arrays without field names; parameters and snapshots are maps with them. Whoever decodes
-one checks it against the types here.
+Messages, updates and stats are arrays without field names; parameters, options and snapshots are maps with them.
+Whoever decodes one checks it against the types here.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from jaxpaged.core.pooling_params import PoolingParams
 from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.core.snapshot import EngineSnapshot
 from jaxpaged.core.step import RequestUpdate
+from jaxpaged.engine.engine_facts import EngineFacts
 from jaxpaged.engine.stats import EngineStats
 
 
@@ -105,16 +106,10 @@ class Ready(Message, frozen=True):
     """The engine is warm.
 
     Attributes:
-      config: its resolved options by name, but for those that are functions.
-      hidden_size, pooling: numbers of an embedding, and how the model makes one, as the engine says.
+      facts: about it; its options without those that are functions.
     """
 
-    config: dict[str, Any]
-    vocab_size: int
-    eos_token_ids: list[int]
-    num_programs: int
-    hidden_size: int
-    pooling: str
+    facts: EngineFacts
 
 
 class StartFailed(Message, frozen=True):

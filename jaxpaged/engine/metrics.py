@@ -17,7 +17,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from jaxpaged.config import EngineConfig
 from jaxpaged.engine.histogram import Histogram, Series
 from jaxpaged.engine.observer import RequestEnd, StepTokens, WatchedRequest
-from jaxpaged.engine.stats import EngineStats, StepMeter
+from jaxpaged.engine.stats import EngineStats
+from jaxpaged.engine.step_meter import StepMeter
 
 PREFIX = "jaxpaged:"
 LABELS = ("model_name", "engine")

@@ -14,7 +14,7 @@ from jaxpaged.core.pooling_params import PoolingParams
 from jaxpaged.core.request import Request
 from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.core.size_limits import check_length
-from jaxpaged.engine.checks import as_token_ids, check_params, check_scheduling, checked_pooling, checked_prompt
+from jaxpaged.engine.checks import as_token_ids, checked_request
 from jaxpaged.engine.core_client import EngineCoreClient
 from jaxpaged.engine.messages import AddRequest
 from jaxpaged.errors import EngineDeadError, InvalidRequestError
@@ -73,7 +73,8 @@ class Preparation:
         self._closed = False
         self._text_pool = ThreadPoolExecutor(1, thread_name_prefix="jaxpaged-text")
         self._chat_pool = ThreadPoolExecutor(1, thread_name_prefix="jaxpaged-chat")  # slow ones delay no text
-        self._grammars = client.grammars or GrammarCompiler(tokenizer, client.vocab_size, client.eos_token_ids)
+        facts = client.facts
+        self._grammars = client.grammars or GrammarCompiler(tokenizer, facts.vocab_size, facts.eos_token_ids)
         self._grammar_pool = ThreadPoolExecutor(1, thread_name_prefix="jaxpaged-grammar")  # nor do these
         self._grammar_pool.submit(self._grammars.prepare)  # if it fails, so does the first request with a grammar
 
@@ -97,22 +98,20 @@ class Preparation:
         text = prompt if isinstance(prompt, str) else None
 
         def make() -> PreparedRequest:
-            client, bad_words = self._client, bad_word_ids(self._tokenizer, params.bad_words)
-            check_scheduling(priority, cache_salt, client.config)
-            check_params(params, client.config, client.vocab_size, bad_words)
             token_ids = as_token_ids(prompt) if text is None else self._encode(text, params, add_special_tokens)
-            request = Request(
+            request = checked_request(
                 internal_id,
-                self._checked_prompt(token_ids, params, generates=pooling is None),
+                token_ids,
                 params,
-                max_model_len=self._max_model_len,
-                eos_token_ids=client.eos_token_ids,
+                self._client.facts,
+                bad_word_ids=bad_word_ids(self._tokenizer, params.bad_words),
                 cache_salt=cache_salt,
                 priority=priority,
-                bad_word_ids=bad_words,
-                pooling=self._checked_pooling(pooling, params),
+                pooling=pooling,
+                end_ids=self._tokenizer.special_ids,
                 arrival_time=arrival_time,
             )
+            self._check_length(request)
             offsets = None
             if params.prompt_logprobs is not None:
                 _, offsets = prompt_text(self._tokenizer, request.prompt_token_ids, text, params)
@@ -147,7 +146,7 @@ class Preparation:
         """As `AsyncLLM.decode`."""
 
         def decode() -> str:
-            size = self._client.vocab_size
+            size = self._client.facts.vocab_size
             for token in token_ids:
                 if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < size:
                     raise InvalidRequestError(
@@ -178,23 +177,16 @@ class Preparation:
         self._tokenizer.check_length(prompt, self._max_model_len, cut=cut)
         return self._tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
 
-    def _checked_prompt(self, token_ids: Sequence[int], params: SamplingParams, *, generates: bool) -> list[int]:
-        config = self._client.config
-        ends = self._tokenizer.special_ids
-        prompt = checked_prompt(token_ids, params, config, self._client.vocab_size, generates=generates, end_ids=ends)
+    def _check_length(self, request: Request) -> None:
+        config, new = self._client.facts.config, int(request.pooling is None)
         assert config.num_kv_blocks, "not resolved"
-        check_length(len(prompt), self._max_model_len, config.num_kv_blocks, config.block_size, new=int(generates))
-        return prompt
-
-    def _checked_pooling(self, pooling: PoolingParams | None, params: SamplingParams) -> PoolingParams | None:
-        if pooling is None:
-            return None
-        return checked_pooling(pooling, params, hidden_size=self._client.hidden_size, default=self._client.pooling)
+        check_length(request.num_prompt_tokens, self._max_model_len, config.num_kv_blocks, config.block_size, new=new)
 
     @property
     def _max_model_len(self) -> int:
-        assert self._client.config.max_model_len
-        return self._client.config.max_model_len
+        most = self._client.facts.config.max_model_len
+        assert most
+        return most
 
     async def _off_loop(self, pool: ThreadPoolExecutor, work: Callable[[], T]) -> T:
         try:

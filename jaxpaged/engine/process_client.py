@@ -10,16 +10,16 @@ import queue
 import shutil
 import threading
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 import zmq
 
-from jaxpaged.config import EngineConfig, engine_config
+from jaxpaged.config import EngineConfig
 from jaxpaged.engine.core import PING
 from jaxpaged.engine.core_child import CoreChild, end_all, exit_reason
 from jaxpaged.engine.core_client import OnDeath, OnMessage
 from jaxpaged.engine.core_devices import device_environment
+from jaxpaged.engine.engine_facts import EngineFacts
 from jaxpaged.engine.messages import (
     Abort,
     AddRequest,
@@ -52,7 +52,6 @@ class ProcessClient:
 
     Attributes:
       num_cores: how many.
-      vocab_size, hidden_size, num_programs, eos_token_ids, pooling: the engine's, once it is ready.
     """
 
     grammars = None  # the cores have compilers of their own
@@ -72,10 +71,8 @@ class ProcessClient:
             raise ConfigError(f"data_parallel_size={num_cores} must be from 1 to {MAX_CORES}")
         options = _sendable(config)
         environments = [device_environment(i, num_cores, os.environ) for i in range(num_cores)]
-        self.config, self.num_cores = config, num_cores
-        self.vocab_size, self.hidden_size, self.num_programs = 0, 0, 0
-        self.eos_token_ids: tuple[int, ...] = ()
-        self.pooling = ""
+        self.num_cores = num_cores
+        self._config, self._facts = config, None
         self._router = Router(num_cores)
         self._lock = threading.Lock()  # of the sockets, and of who has died
         self._closed = False
@@ -108,6 +105,12 @@ class ProcessClient:
         return [child.pid for child in self._children]
 
     @property
+    def facts(self) -> EngineFacts:
+        """What is true of every core. Not before they are ready."""
+        assert self._facts is not None, "not ready"
+        return self._facts
+
+    @property
     def is_alive(self) -> bool:
         return not self._closed and not self._lost
 
@@ -118,7 +121,7 @@ class ProcessClient:
           ModelError, ConfigError, ...: what `load_engine` raised in a core.
           EngineDeadError: a core has ended.
         """
-        ready: dict[int, Ready] = {}
+        ready: dict[int, EngineFacts] = {}
         while len(ready) < self.num_cores:
             core, event = self._events.get()
             if isinstance(event, BaseException):
@@ -126,13 +129,10 @@ class ProcessClient:
             if isinstance(event, StartFailed):
                 raise event.failure.exception()
             if isinstance(event, Ready):
-                ready[core] = event
+                ready[core] = event.facts
             elif isinstance(event, Progress) and core == 0 and progress is not None:
                 progress(event.stage, event.done, event.total)
-        self.config = _resolved(self.config, list(ready.values()))
-        first = ready[0]
-        self.vocab_size, self.hidden_size, self.num_programs = first.vocab_size, first.hidden_size, first.num_programs
-        self.eos_token_ids, self.pooling = tuple(first.eos_token_ids), first.pooling
+        self._facts = _common(self._config, list(ready.values()))
 
     def start(self, on_message: OnMessage, on_death: OnDeath) -> None:
         with self._lock:
@@ -256,20 +256,23 @@ def _sendable(config: EngineConfig) -> bytes:
     """The options as a line of JSON.
 
     Raises:
-      ConfigError: one is a function, which cannot be sent.
+      ConfigError: one is a function, which cannot be sent, or is of a wrong type.
     """
     if config.scheduling_key is not None:
         raise ConfigError(f"scheduling_key={config.scheduling_key!r} cannot be sent to another process")
     for processor in config.logits_processors:
         if not isinstance(processor, str):
             raise ConfigError(f"logits_processors holds {processor!r:.80}: another process needs MODULE:NAME")
-    return msgspec.json.encode({f.name: getattr(config, f.name) for f in dataclasses.fields(config)})
+    options = msgspec.json.encode(config)
+    try:
+        msgspec.json.decode(options, type=EngineConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"an engine option is of the wrong type: {error}") from error
+    return options
 
 
-def _resolved(asked: EngineConfig, ready: list[Ready]) -> EngineConfig:
-    """What the front may count on: the cores' resolved options, of those that differ the least."""
-    options: dict[str, Any] = dict(ready[0].config)
-    for name in ("num_kv_blocks", "max_model_len"):  # they follow from free memory
-        options[name] = min(core.config[name] for core in ready)
-    model = options.pop("model")
-    return engine_config(model, **options, logits_processors=asked.logits_processors)
+def _common(asked: EngineConfig, cores: list[EngineFacts]) -> EngineFacts:
+    """What the front may count on: of what differs the least."""
+    least = {name: min(getattr(facts.config, name) for facts in cores) for name in ("num_kv_blocks", "max_model_len")}
+    config = dataclasses.replace(cores[0].config, logits_processors=asked.logits_processors, **least)
+    return msgspec.structs.replace(cores[0], config=config)

@@ -1,14 +1,8 @@
-"""What an engine has done and does, in numbers; and the meter that counts while it steps."""
+"""What an engine has done and does, in numbers."""
 
 from __future__ import annotations
 
-import time
-from typing import TYPE_CHECKING
-
 import msgspec
-
-if TYPE_CHECKING:
-    from jaxpaged.core.step import Step, StepResult
 
 
 class EngineStats(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -28,8 +22,8 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True, gc=False):
       num_generated_tokens: tokens sampled, ever.
       num_padding_tokens: tokens that steps were padded with, ever.
       schedule_seconds, launch_seconds, sample_seconds, collect_seconds, update_seconds: how long the last step took
-        to be laid out, to be started, to have its grammar masks applied, to be waited for, and to be taken in; 0.0: it
-        was not.
+        to be laid out, to be started, to have its grammar masks applied, to be waited for, and to be taken in; 0.0
+        of what it had no need of.
     """
 
     num_running: int = 0
@@ -57,40 +51,3 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True, gc=False):
     def kv_cache_usage(self) -> float:
         """Share of the blocks that live requests hold, from 0 to 1."""
         return self.num_used_blocks / self.num_blocks if self.num_blocks else 0.0
-
-
-class StepMeter:
-    """Counts an engine's steps and times their stages: `start`, then `lap` at the end of each stage.
-
-    Attributes:
-      num_steps, num_prompt_tokens, num_generated_tokens, num_padding_tokens: as in EngineStats.
-      seconds: of the stages of the present or last step, by name.
-    """
-
-    STAGES = ("schedule", "launch", "sample", "collect", "update")
-
-    def __init__(self) -> None:
-        self.num_steps = self.num_prompt_tokens = self.num_generated_tokens = self.num_padding_tokens = 0
-        self.seconds: dict[str, float] = dict.fromkeys(self.STAGES, 0.0)
-        self._since = 0.0
-
-    def start(self) -> None:
-        """A step begins."""
-        self.seconds = dict.fromkeys(self.STAGES, 0.0)
-        self._since = time.perf_counter()
-
-    def lap(self, stage: str) -> None:
-        """A stage is over, and the next one begins."""
-        now = time.perf_counter()
-        self.seconds[stage] += now - self._since
-        self._since = now
-
-    def launched(self, step: Step, num_padding_tokens: int) -> None:
-        """Counts a step that has been started."""
-        self.num_steps += 1
-        self.num_prompt_tokens += step.num_prompt_tokens
-        self.num_padding_tokens += num_padding_tokens
-
-    def collected(self, result: StepResult) -> None:
-        """Counts what came of a step."""
-        self.num_generated_tokens += sum(map(len, result.token_ids))

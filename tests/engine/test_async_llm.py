@@ -16,7 +16,7 @@ import pytest
 from jaxpaged.core.sampling_params import SamplingParams, StructuredOutputs
 from jaxpaged.engine import preparation
 from jaxpaged.engine.async_llm import AsyncLLM
-from jaxpaged.engine.core_client import InProcessClient
+from jaxpaged.engine.in_process_client import InProcessClient
 from jaxpaged.errors import EngineDeadError, InvalidRequestError, QueueFullError, RequestTooLargeError
 from jaxpaged.text.bad_words import bad_word_ids
 from jaxpaged.text.grammar import GrammarCompiler

@@ -16,7 +16,8 @@ from jaxpaged.config import EngineConfig
 from jaxpaged.core.pooling_params import PoolingParams
 from jaxpaged.core.sampling_params import SamplingParams, StructuredOutputs
 from jaxpaged.engine.async_llm import AsyncLLM
-from jaxpaged.engine.core_client import EngineCoreClient, InProcessClient
+from jaxpaged.engine.core_client import EngineCoreClient
+from jaxpaged.engine.in_process_client import InProcessClient
 from jaxpaged.engine.messages import Abort, AddRequest, Call
 from jaxpaged.engine.process_client import ProcessClient
 from jaxpaged.errors import EngineDeadError, InvalidRequestError, QueueFullError, RequestTooLargeError, UnsupportedError
@@ -77,7 +78,7 @@ def test_what_the_front_knows_of_the_engine(front) -> None:
     async def test(llm: AsyncLLM) -> None:
         assert (llm.config.max_model_len, llm.config.num_kv_blocks) == (512, 40)
         assert llm.vocab_size == TOKENIZER.vocab_size
-        assert llm._client.num_programs == 3 and llm._client.eos_token_ids == (2,)
+        assert (llm._client.facts.num_programs, llm._client.facts.eos_token_ids) == (3, (2,))
 
     front.play(test)
 

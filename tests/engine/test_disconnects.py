@@ -11,7 +11,7 @@ import pytest
 from jaxpaged.core.request import Status
 from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.engine.async_llm import AsyncLLM
-from jaxpaged.engine.core_client import InProcessClient
+from jaxpaged.engine.in_process_client import InProcessClient
 from tests import tiny_tokenizers
 from tests.engine.tiny import prompt
 from tests.waiting import until

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 
 from jaxpaged import errors
+from jaxpaged.config import EngineConfig
 from jaxpaged.core.pooling_params import PoolingParams
 from jaxpaged.core.sampling_params import SamplingParams, StructuredOutputs
 from jaxpaged.core.step import RequestUpdate, TokenLogprobs
 from jaxpaged.engine import messages
+from jaxpaged.engine.engine_facts import EngineFacts
 from jaxpaged.engine.messages import (
     Abort,
     AddRequest,
@@ -54,7 +56,7 @@ TO_CORE = [
 ]
 FROM_CORE = [
     Progress("load", 2**40, 2**41),
-    Ready({"model": "x", "max_model_len": 5, "tokenizer": None}, 100, [2, 3], 7, 64, "last"),
+    Ready(EngineFacts(EngineConfig("x", max_model_len=5, swap_space=0.5), 100, 64, (2, 3), "last", 7)),
     StartFailed(FAILURE),
     Updates([], EngineStats(num_running=3, schedule_seconds=0.5), 12.5),
     Updates(

@@ -24,7 +24,7 @@ import zmq
 from jaxpaged.config import EngineConfig
 from jaxpaged.core.sampling_params import SamplingParams, StructuredOutputs
 from jaxpaged.device.logits_processor import LogitsProcessor
-from jaxpaged.engine import core_service, messages, sockets
+from jaxpaged.engine import core_sockets, messages, sockets
 from jaxpaged.engine.async_llm import AsyncLLM
 from jaxpaged.engine.core_devices import device_environment
 from jaxpaged.engine.process_client import ProcessClient
@@ -108,6 +108,8 @@ def test_what_cannot_be_sent_is_a_wrong_option() -> None:
     for options in ({"scheduling_key": len}, {"logits_processors": (processor,)}):
         with pytest.raises(ConfigError, match=next(iter(options))):
             ProcessClient(EngineConfig(model="echo", **options), engine=LOAD)
+    with pytest.raises(ConfigError, match="seed"):
+        ProcessClient(EngineConfig(model="echo", seed="x"), engine=LOAD)  # type: ignore[arg-type]
     for cores in (0, 257):
         with pytest.raises(ConfigError, match="data_parallel_size"):
             ProcessClient(EngineConfig(model="echo"), num_cores=cores, engine=LOAD)
@@ -119,7 +121,8 @@ def test_progress_and_options_come_from_the_core(monkeypatch) -> None:
     with contextlib.closing(ProcessClient(config, engine=LOAD)) as client:
         client.wait_until_ready(lambda *progress: told.append(progress))
         assert ("load", 10, 10) in told and told[-1] == ("warm-up", 3, 3)
-        assert client.config.num_kv_blocks == 7 and client.config.logits_processors == ("some.module:NAME",)
+        options = client.facts.config
+        assert options.num_kv_blocks == 7 and options.logits_processors == ("some.module:NAME",)
 
 
 def test_a_killed_core_fails_its_requests_at_once_and_no_others() -> None:
@@ -309,11 +312,11 @@ def test_a_core_whose_input_fails_ends(monkeypatch) -> None:
         def recv(self) -> bytes:
             raise zmq.ZMQError(zmq.ENOTSOCK)
 
-    monkeypatch.setattr(core_service.os, "_exit", end)
-    monkeypatch.setattr(core_service.zmq, "Context", lambda: None)
-    monkeypatch.setattr(core_service, "listening", lambda *_: Broken())
+    monkeypatch.setattr(core_sockets.os, "_exit", end)
+    monkeypatch.setattr(core_sockets.zmq, "Context", lambda: None)
+    monkeypatch.setattr(core_sockets, "listening", lambda *_: Broken())
     with pytest.raises(Ended):
-        core_service.Input(Path(), 0, None).run()
+        core_sockets.Input(Path(), 0, None).run()
     assert ended == [1]
 
 

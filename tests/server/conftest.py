@@ -12,7 +12,7 @@ import pytest
 import uvicorn
 
 from jaxpaged.engine.async_llm import AsyncLLM
-from jaxpaged.engine.core_client import InProcessClient
+from jaxpaged.engine.in_process_client import InProcessClient
 from server.app import create_app
 from server.config import ServerConfig
 from server.connection import uvicorn_options

@@ -68,9 +68,8 @@ def http(fake_app):
 
 @pytest.fixture
 def fake_app():
-    from jaxpaged.engine.in_process_client import InProcessClient
-
     from jaxpaged.engine.async_llm import AsyncLLM
+    from jaxpaged.engine.in_process_client import InProcessClient
     from server.app import create_app
 
     tokenizer = tiny_tokenizers.byte_level()

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from jaxpaged.engine.async_llm import AsyncLLM
-from jaxpaged.engine.core_client import InProcessClient
+from jaxpaged.engine.in_process_client import InProcessClient
 from jaxpaged.errors import ConfigError
 from server.app import create_app
 from server.config import ServerConfig

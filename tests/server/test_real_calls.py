@@ -9,7 +9,7 @@ import pytest
 
 from jaxpaged.config import EngineConfig
 from jaxpaged.engine.async_llm import AsyncLLM
-from jaxpaged.engine.core_client import InProcessClient
+from jaxpaged.engine.in_process_client import InProcessClient
 from jaxpaged.engine.load import load_engine
 from tests import tiny_model
 from tests.server.conftest import RunningServer

@@ -11,7 +11,7 @@ from fastapi.testclient import TestClient
 
 from jaxpaged.config import EngineConfig
 from jaxpaged.engine.async_llm import AsyncLLM
-from jaxpaged.engine.core_client import InProcessClient
+from jaxpaged.engine.in_process_client import InProcessClient
 from jaxpaged.engine.load import load_engine
 from server.app import create_app
 from server.config import ServerConfig

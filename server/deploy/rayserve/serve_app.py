@@ -17,10 +17,9 @@ GPUS_PER_REPLICA = float(os.environ.get("GPUS_PER_REPLICA", "1"))
 
 def build() -> FastAPI:
     """Called in each replica: loads the model there. The application ends the engine when the replica ends."""
-    from jaxpaged.engine.in_process_client import InProcessClient
-
     from jaxpaged.config import EngineConfig
     from jaxpaged.engine.async_llm import AsyncLLM
+    from jaxpaged.engine.in_process_client import InProcessClient
     from jaxpaged.engine.load import load_engine
     from server.app import create_app
     from server.config import ServerConfig

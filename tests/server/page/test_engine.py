@@ -9,7 +9,7 @@ from playwright.sync_api import Page, expect
 from jaxpaged.config import EngineConfig
 from jaxpaged.core.snapshot import EngineSnapshot, RequestSnapshot, block_map
 from jaxpaged.engine.async_llm import AsyncLLM
-from jaxpaged.engine.core_client import InProcessClient
+from jaxpaged.engine.in_process_client import InProcessClient
 from jaxpaged.engine.load import load_engine
 from jaxpaged.engine.stats import EngineStats
 from tests import tiny_model
