@@ -40,12 +40,37 @@ def test_the_operators_template_is_used(start, tmp_path) -> None:
     file.write_text(template, "utf-8")
     for value in (template, str(file)):
         assert prompt(start(chat_template=value)) == "(hello)"
+    file.write_text(template, "utf-8-sig")  # the mark is none of the prompt
+    assert prompt(start(chat_template=str(file))) == "(hello)"
 
 
-@pytest.mark.parametrize("value", ["/nowhere/template.jinja", "no braces", ""])
-def test_what_is_no_template_is_refused_at_the_start(value) -> None:
+NO_TEMPLATES = [
+    "/nowhere/template.jinja", "no braces", "", "{% for", "{{ a", "{% for m in messages %}", "{% nonsense %}",
+    "{{ messages | nonsense }}", "{{ a b }}", "{% generation %}", "{{ " + "(" * 3000 + ")" * 3000 + " }}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", NO_TEMPLATES)
+@pytest.mark.parametrize("in_file", [False, True])
+def test_what_is_no_template_is_refused_at_the_start(value, in_file, tmp_path) -> None:
+    if in_file:
+        (tmp_path / "template.jinja").write_text(value)
+        value = str(tmp_path / "template.jinja")
     with pytest.raises(ConfigError, match="chat_template"):
         ServerConfig(chat_template=value)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for m in messages %}{% generation %}({{ m.content }}){% endgeneration %}{% endfor %}",
+        "{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}({{ m.content }}){% endfor %}",
+        "{% for m in messages %}({{ (m.content | tojson)[1:-1] }}){{ raise_exception('') if false }}{% endfor %}",
+        "{% set t = strftime_now('%Y') %}{% for m in messages %}({{ m.content }}){% endfor %}",
+    ],
+)
+def test_templates_have_what_the_renderer_knows(start, template) -> None:
+    assert prompt(start(chat_template=template)) == "(hello)"
 
 
 @pytest.mark.parametrize("field", ["tool_call_parser", "reasoning_parser"])
