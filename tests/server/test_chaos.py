@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ import pytest
 
 from benchmarks.http_client import Client, Reply
 from benchmarks.latencies import Outcome, outcome
+from benchmarks.server_process import free_port
 from tests import tiny_model
 from tests.engine.test_process_client import is_alive
 from tests.server.test_processes import COMPLETIONS, ROOT, Served
@@ -108,8 +108,7 @@ def test_200_streams_at_once_are_all_whole_and_right(servers) -> None:
 def test_200_streams_of_a_real_model_at_once_are_whole_and_as_alone(tmp_path) -> None:
     """`benchmarks.online --check`: none is dropped, and each has the text that its prompt gets alone."""
     tiny_model.save(tmp_path)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     serve = ["serve", str(tmp_path), "--port", port, "--max-num-seqs", "64", "--num-kv-blocks", "500"]
     ask = ["--port", port, "--num-prompts", "200", "--check", "--ignore-eos", "--random-input-len", "40",
            "--random-output-len", "30", "--random-range-ratio", "0.9", "--vocab-size", "256"]  # fmt: skip

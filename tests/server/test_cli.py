@@ -20,6 +20,7 @@ import pytest
 import jaxpaged
 import server.serve
 import server.terminal.chat
+from benchmarks.server_process import free_port
 from jaxpaged.config import EngineConfig
 from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.device.logits_processor import LogitsProcessor
@@ -340,8 +341,7 @@ def self_signed(folder: Path) -> tuple[Path, Path]:
 def over_tls(folder: Path) -> Process:
     """On a port, its options in a file."""
     certificate, key = self_signed(folder)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     file = folder / "options.yaml"
     file.write_text(
         f"port: {port}\nssl-certfile: {certificate}\nssl-keyfile: {key}\noverride-generation-config: {{top_k: 1}}\n"

@@ -21,6 +21,7 @@ from typing import Any
 import httpx
 import pytest
 
+from benchmarks.server_process import free_port
 from tests.engine.test_process_client import is_alive
 from tests.waiting import accepts, wait_for
 
@@ -54,8 +55,7 @@ class Served:
     """
 
     def __init__(self, model: str, cores: int, *more: str):
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         options = [
             "--port",
             str(self.port),
