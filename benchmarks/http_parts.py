@@ -89,7 +89,7 @@ def _process(tokenizer: Tokenizer, steps: list[list[RequestUpdate]]) -> list[lis
     params = SamplingParams(max_tokens=STEPS + 1, output_kind="delta")
     for i in range(STREAMS):
         processor.add(Request(_name(i), [5], params, max_model_len=4096))
-    return [processor.process(updates)[0] for updates in steps]
+    return [processor.process(updates).outputs for updates in steps]
 
 
 def _write(outputs: list[list[RequestOutput]]) -> None:

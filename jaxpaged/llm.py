@@ -217,7 +217,7 @@ class LLM:
             with progress_bar(total=len(requests), desc=what, unit="req", disable=not use_tqdm) as bar:
                 while len(finished) < len(requests):
                     self._add(waiting, processor)
-                    outputs, stopped = processor.process(self.engine.step())
+                    outputs, stopped, _ = processor.process(self.engine.step())
                     for request_id, index in stopped:
                         self.engine.abort(request_id, index)
                     done = {output.request_id: output for output in outputs if output.finished}

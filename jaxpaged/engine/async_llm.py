@@ -37,6 +37,9 @@ logger = logging.getLogger(__name__)
 class AsyncLLM:
     """Serves an engine to coroutines. Use `shutdown` or `close` at the end.
 
+    Its requests are read in one event loop at a time: another one may take over when no request is live, or when the
+    one before it has been closed.
+
     Attributes:
       tokenizer: the model's tokenizer.
       error: what killed the engine; None while it lives.
@@ -113,6 +116,7 @@ class AsyncLLM:
         Raises:
           InvalidRequestError: the prompt or the parameters are wrong.
           EngineDeadError: the engine has failed or is shutting down.
+          RuntimeError: requests of another event loop are live.
         """
         prepared = await self.prepare(prompt, params, request_id, cache_salt=cache_salt, priority=priority)
         async with aclosing(self.stream(prepared)) as outputs:
@@ -221,6 +225,7 @@ class AsyncLLM:
     async def shutdown(self, timeout: float | None = 30.0) -> None:
         """Refuses new requests, waits up to `timeout` seconds for live ones, aborts the rest, ends the cores."""
         self._closing = True
+        self._delivery.forget_orphans()
         loop = asyncio.get_running_loop()
         deadline = None if timeout is None else loop.time() + timeout
         while self.num_unfinished and self.error is None and (deadline is None or loop.time() < deadline):
@@ -240,6 +245,7 @@ class AsyncLLM:
         self._closing = True
         self._preparation.close()
         self._client.close()
+        self._delivery.forget_orphans()
         self._fail_all(EngineDeadError("the engine was shut down"))
 
     def _check_alive(self) -> None:

@@ -1,17 +1,13 @@
-"""From the cores' messages to the readers of the requests: detokenizing happens here, in the reader's event loop."""
+"""From the cores' messages to the readers of the requests: detokenizing happens here, in the readers' event loop."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
-import itertools
-import operator
-import threading
 import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from jaxpaged.core.step import RequestUpdate
 from jaxpaged.engine.core_client import EngineCoreClient
 from jaxpaged.engine.messages import Abort, Refused, Updates
 from jaxpaged.engine.observer import Observers, RequestEnd, WatchedRequest
@@ -27,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Delivery:
-    """The live requests of a front, and what is on its way to their readers.
+    """The live requests of a front, and what is on its way to their readers, who are in one event loop at a time.
 
     Attributes:
       streams: of the live requests, by internal id.
@@ -39,32 +35,21 @@ class Delivery:
         self.stats = [EngineStats() for _ in range(client.num_cores)]
         self._client, self._observers = client, observers
         self._processor = OutputProcessor(tokenizer, in_slices=True)
-        self._lock = threading.Lock()  # of the processor's `tokens`, and of:
-        self._told = [(0, stats) for stats in self.stats]  # the latest that observers know, and its number
-        self._numbers = itertools.count(1)  # of messages
-        self._behind: dict[asyncio.AbstractEventLoop, deque[str]] = {}  # ids that wait for `_describe`
-        self._loop: asyncio.AbstractEventLoop | None = None  # the last one that submitted something
+        self._behind: deque[str] = deque()  # ids that wait for `_describe`
+        self._loop: asyncio.AbstractEventLoop | None = None  # the readers'
 
     # Below, called in any thread.
 
     def receive_updates(self, core: int, message: Updates) -> None:
-        """Hands a step's updates to the event loops of their readers: one loop, as a rule."""
+        """Hands a step's updates to the event loop of their readers."""
         self.stats[core] = message.stats
-        number = next(self._numbers)
-        by_loop: dict[asyncio.AbstractEventLoop, list[RequestUpdate]] = {}
-        if self._loop is not None:
-            by_loop[self._loop] = []
-        for update in message.updates:
-            stream = self.streams.get(update.request_id)
-            if stream is not None:
-                by_loop.setdefault(stream.loop, []).append(update)
-        for loop, theirs in by_loop.items():
-            try:
-                loop.call_soon_threadsafe(self._deliver, core, number, theirs, message.stats)
-            except RuntimeError:  # that loop has been closed, its readers are gone
-                self._loop = None if loop is self._loop else self._loop
-                for update in theirs:
-                    self.forget(update.request_id)
+        if self._loop is None:
+            return
+        try:
+            self._loop.call_soon_threadsafe(self._deliver, core, message)
+        except RuntimeError:  # it has been closed, the readers are gone; `forget_orphans` does the rest
+            for update in message.updates:
+                self._abort_in_core(update.request_id)
 
     def receive_refusal(self, message: Refused) -> None:
         """Tells a reader why a core did not start the request."""
@@ -86,13 +71,19 @@ class Delivery:
             stream.call(functools.partial(self._deliver_abort, internal_id))
         return len(named)
 
-    # Below, in the event loop of the reader.
+    # Below, in the event loop of the readers.
 
     def open(self, prepared: PreparedRequest) -> OutputStream:
-        """Starts to follow a request, before it is sent."""
-        request, self._loop = prepared.request, asyncio.get_running_loop()
+        """Starts to follow a request, before it is sent.
+
+        Raises:
+          RuntimeError: requests of another event loop are live.
+        """
+        request, loop = prepared.request, asyncio.get_running_loop()
+        if loop is not self._loop:
+            self._take_over(loop)
         merge = request.params.output_kind == "delta"
-        stream = OutputStream(prepared.external_id, self._loop, request.arrival_time, merge=merge)
+        stream = OutputStream(prepared.external_id, loop, request.arrival_time, merge=merge)
         self._processor.add(request, prepared.prompt, prepared.prompt_offsets)
         self.streams[request.request_id] = stream
         return stream
@@ -113,31 +104,41 @@ class Delivery:
             self._abort_in_core(internal_id)
             self._end(internal_id)
 
-    def _deliver(self, core: int, number: int, updates: list[RequestUpdate], stats: EngineStats) -> None:
-        with self._lock:
-            outputs, to_abort = self._processor.process(updates)
-            # Of several loops one may be late: counters do not go back.
-            self._told[core] = max(self._told[core], (number, stats), key=operator.itemgetter(0))
-            self._observers.on_step(core, self._told[core][1], self._processor.tokens)
-        self._hand_out(outputs, to_abort)
-        behind = [u.request_id for u in updates if u.prompt_logprobs]
-        if behind:
-            loop = asyncio.get_running_loop()
-            if loop not in self._behind:
-                self._behind[loop] = deque()
-                loop.call_soon(self._describe, loop)
-            self._behind[loop] += behind
+    def forget_orphans(self) -> None:
+        """Ends the requests of an event loop that has been closed: nobody reads them any more."""
+        if self._loop is not None and self._loop.is_closed():
+            for internal_id in list(self.streams):
+                self.forget(internal_id)
 
-    def _describe(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _take_over(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.forget_orphans()
+        if self.streams:
+            raise RuntimeError(
+                f"{len(self.streams)} requests are read in another event loop: an AsyncLLM serves one at a time"
+            )
+        self._loop, self._behind = loop, deque()
+
+    def _deliver(self, core: int, message: Updates) -> None:
+        if asyncio.get_running_loop() is not self._loop:
+            return  # another one has taken over while this was on its way
+        outputs, to_abort, tokens = self._processor.process(message.updates, message.time)
+        self._observers.on_step(core, message.stats, tokens)
+        self._hand_out(outputs, to_abort)
+        behind = [update.request_id for update in message.updates if update.prompt_logprobs]
+        if behind and not self._behind:
+            asyncio.get_running_loop().call_soon(self._describe)
+        self._behind += behind
+
+    def _describe(self) -> None:
         """Describes a slice of prompt log-probabilities; before the next one others have their turn."""
-        behind = self._behind[loop]
-        self._hand_out(*self._processor.describe(behind[0]))
-        if not self._processor.is_behind(behind[0]):
-            behind.popleft()
-        if behind:
-            loop.call_soon(self._describe, loop)
-        else:
-            del self._behind[loop]
+        if asyncio.get_running_loop() is not self._loop:
+            return
+        first = self._behind[0]
+        self._hand_out(*self._processor.describe(first))
+        if not self._processor.is_behind(first):
+            self._behind.popleft()
+        if self._behind:
+            asyncio.get_running_loop().call_soon(self._describe)
 
     def _hand_out(self, outputs: list[RequestOutput], to_abort: list[tuple[str, int | None]]) -> None:
         for internal_id, index in to_abort:

@@ -6,6 +6,16 @@ sample: "stop", "length", "abort" (its client left, or its time was over), "erro
 the phases of its life only those that it has gone through: one that was aborted in the queue has no queue time, one
 that got no token has no prefill time. So `e2e_request_latency_seconds_count` is the sum of `request_success_total`. A
 request that its core refused was never served, and is in none of them; the server counts its answer.
+
+Times between the engine and its tokens are the engine's own, of its steps: the queue, prefill, decode, inference, and
+from token to token. Those of the client, to the first token and to the end, are from the arrival in the front to when
+the output is there.
+
+Where vLLM's mean something else, on purpose:
+- A request of several samples is one request, with the tokens of all; there each sample is observed as a request.
+- Requests that were aborted are observed; there they are in none.
+- `iteration_tokens_total` counts the tokens that a step computed, not those that reached the front.
+- A request of one token has no `request_time_per_output_token_seconds`; there it is 0.
 """
 
 from __future__ import annotations

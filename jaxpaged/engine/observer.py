@@ -1,4 +1,5 @@
-"""Who watches the requests of an AsyncLLM: metrics, logs, traces. Everything here is called in the event loop.
+"""Who watches the requests of an AsyncLLM: metrics, logs, traces. Everything here is called in the readers' event loop;
+of requests that were live when it was closed, by whoever finds out.
 
 Each request that a core has been given is told of twice: `on_added` once, and later `on_finished` once, whatever ended
 it. `on_step` comes between.

@@ -115,9 +115,9 @@ class RequestMetrics(msgspec.Struct, gc=False):
       arrival_time: when it was made.
       queued_time: when the engine took it in; None before its first update.
       scheduled_time: when it was first part of a step; None before.
-      first_token_time: when its first token reached the host; None before.
-      last_token_time: when its latest one did.
-      finished_time: when it ended; None before.
+      first_token_time: when the step that made its first token was over; None before.
+      last_token_time: when that of its latest one was.
+      finished_time: when its last sample ended; None before.
       num_output_tokens: tokens so far, of all its samples.
       num_longest_tokens: of the longest of them.
     """
@@ -155,7 +155,7 @@ class RequestOutput(msgspec.Struct, gc=False):
         (at least one; `CompletionOutput.index` tells which).
       finished: whether this is the last output: every continuation has ended.
       num_cached_tokens: prompt tokens found in the prefix cache.
-      metrics: its times.
+      metrics: its times, as of this output.
       prompt_logprobs: a record a prompt token, the first one None; None if not asked for, or if the request ended
         (by an abort, say) before all were known. Of the deltas only the first has it.
       embedding: the vector that was asked for in place of text, float32; None if none was, or it could not be made.

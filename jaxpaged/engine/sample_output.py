@@ -40,7 +40,7 @@ class SampleOutput:
 
     @property
     def mean_logprob(self) -> float:
-        """Of a token; the least of all if there is none."""
+        """The mean log-probability of its tokens; -inf if it has none."""
         if not self._raw_logprobs:
             return -math.inf
         return sum(entry.logprob for entry in self._raw_logprobs) / len(self._raw_logprobs)

@@ -75,7 +75,7 @@ class Conversation:
         processor.add(request)
         try:
             while len(processor):
-                outputs, _ = processor.process(engine.step())
+                outputs, _, _ = processor.process(engine.step())
                 yield from outputs
         finally:
             engine.abort(request.request_id)

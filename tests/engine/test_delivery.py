@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,53 +20,32 @@ from tests import tiny_tokenizers
 TOKENIZER = tiny_tokenizers.byte_level()
 
 
-class Loop:
-    """An event loop that runs what it is given when it is told to."""
-
-    def __init__(self) -> None:
-        self.todo: list[Callable[[], None]] = []
-
-    def call_soon_threadsafe(self, function: Callable[..., None], *arguments: Any) -> None:
-        self.todo.append(lambda: function(*arguments))
-
-    def run(self) -> None:
-        while self.todo:
-            self.todo.pop(0)()
-
-
-class Steps:
-    """Notes what it is told of steps."""
-
-    def __init__(self) -> None:
-        self.told: list[tuple[int, int]] = []
-
-    def on_added(self, request: Any) -> None: ...
-    def on_finished(self, request: Any, end: Any) -> None: ...
-    def on_step(self, core_index: int, stats: EngineStats, tokens: StepTokens) -> None:
-        self.told.append((stats.num_preemptions, tokens.num_generated_tokens))
-
-
-def test_a_loop_that_is_late_takes_no_counter_back() -> None:
-    """Each loop brings its own tokens; of the core's counters the latest are told."""
-    steps, loops = Steps(), (Loop(), Loop())
-    client: Any = SimpleNamespace(num_cores=1)
-    delivery = Delivery(client, TOKENIZER, Observers(steps))
-    for name, loop in zip("ab", loops, strict=True):
-        request = Request(name, [5], SamplingParams(max_tokens=9), max_model_len=50)
-        delivery._processor.add(request)
-        stream_loop: Any = loop
-        delivery.streams[name] = OutputStream(name, stream_loop, 0.0, merge=True)
-    for step in (1, 2):
-        updates = [RequestUpdate("a", [5] * step), RequestUpdate("b", [5])]
-        delivery.receive_updates(0, Updates(updates, EngineStats(num_preemptions=step), 0.0))
-    late, early = loops
-    early.run()
-    late.run()
-    assert steps.told == [(1, 1), (2, 1), (2, 1), (2, 2)]
-
-
 def test_a_prompt_of_several_samples_without_tokens_counts_once() -> None:
     processor = OutputProcessor(None)
     processor.add(Request("r", [5, 6, 7], SamplingParams(n=2, max_tokens=0, prompt_logprobs=0), max_model_len=50))
-    processor.process([RequestUpdate("r", [], None, "length", index=index) for index in range(2)])
-    assert processor.tokens.num_prompt_tokens == 3
+    tokens = processor.process([RequestUpdate("r", [], None, "length", index=index) for index in range(2)]).tokens
+    assert tokens.num_prompt_tokens == 3
+
+
+def test_an_abort_takes_no_tokens_of_a_step_away() -> None:
+    """A stop string that ends a sample, as a reader leaves another request while its step is told."""
+    told: list[int] = []
+
+    class Leaves:
+        def on_added(self, request: Any) -> None: ...
+        def on_finished(self, request: Any, end: Any) -> None: ...
+        def on_step(self, core_index: int, stats: EngineStats, tokens: StepTokens) -> None:
+            delivery.forget("b")
+            told.append(tokens.num_generated_tokens)
+
+    async def test() -> None:
+        delivery._loop = loop = asyncio.get_running_loop()
+        for name in "ab":
+            delivery._processor.add(Request(name, [5], SamplingParams(max_tokens=9), max_model_len=50))
+            delivery.streams[name] = OutputStream(name, loop, 0.0, merge=True)
+        delivery._deliver(0, Updates([RequestUpdate(name, [5, 6]) for name in "ab"], EngineStats(), 0.0))
+
+    client: Any = SimpleNamespace(num_cores=1)
+    delivery = Delivery(client, TOKENIZER, Observers(Leaves()))
+    asyncio.run(test())
+    assert told == [4]

@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 
+from jaxpaged.core.request import Request
 from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.core.step import RequestUpdate, TokenLogprobs
 from jaxpaged.engine.describer import SLICE_TOKENS
@@ -33,7 +34,7 @@ def run(engine: FakeEngine, mode: str, *, tokenizer=TOKENIZER, **params) -> list
     processor.add(request, "prompt")
     outputs: list[RequestOutput] = []
     while engine.has_work:
-        new, to_abort = processor.process(engine.step())
+        new, to_abort, _ = processor.process(engine.step())
         outputs += new
         for request_id, index in to_abort:
             assert engine.abort(request_id, index)
@@ -135,9 +136,9 @@ def test_updates_after_the_end_are_ignored() -> None:
     engine.add_request(request)
     processor.add(request)
     first, second = engine.step(), engine.step()
-    outputs, to_abort = processor.process(first)
+    outputs, to_abort, _ = processor.process(first)
     assert (outputs[0].finished, to_abort) == (True, [("r", 0)])
-    assert processor.process(second) == ([], [])
+    assert processor.process(second)[:2] == ([], [])
 
 
 def test_tokens_and_logprobs_are_sent_with_their_text() -> None:
@@ -210,6 +211,30 @@ def test_times_and_cached_tokens() -> None:
     assert run(engine_for([5]), "final", max_tokens=1)[0].num_cached_tokens == 2
 
 
+def test_times_of_tokens_are_those_of_the_steps_that_made_them() -> None:
+    """Not those of this process, which may be late; but what a client waits for ends here."""
+    processor, arrival = OutputProcessor(None), time.monotonic() - 100
+    processor.add(Request("r", [5], SamplingParams(output_kind="delta"), max_model_len=50, arrival_time=arrival))
+    first = processor.process([RequestUpdate("r", [5], queued_time=1.0, scheduled_time=2.0)], 3.0)
+    second = processor.process([RequestUpdate("r", [6], finish_reason="stop")], 5.0)
+    assert second.tokens.inter_token_seconds == [2.0] and first.tokens.first_token_seconds[0] >= 100
+    metrics = second.outputs[0].metrics
+    assert (metrics.queued_time, metrics.scheduled_time) == (1.0, 2.0)
+    assert (metrics.first_token_time, metrics.last_token_time) == (3.0, 5.0)
+    assert metrics.finished_time is not None and metrics.finished_time >= arrival + 100
+
+
+@pytest.mark.parametrize("kind", ["delta", "cumulative"])
+def test_metrics_of_an_output_are_as_of_then(kind) -> None:
+    processor = OutputProcessor(None)
+    processor.add(Request("r", [5], SamplingParams(n=2, output_kind=kind), max_model_len=50))
+    updates = [RequestUpdate("r", [5]), RequestUpdate("r", [6], finish_reason="stop", index=1)]
+    (one,) = processor.process(updates).outputs
+    (two,) = processor.process([RequestUpdate("r", [7, 8], None, "length")]).outputs
+    assert not one.finished and one.metrics.finished_time is None and one.metrics.num_output_tokens == 2
+    assert two.finished and two.metrics.finished_time is not None and two.metrics.num_output_tokens == 4
+
+
 def test_aborts_give_what_there_is() -> None:
     engine, processor = engine_for(TOKENIZER.ids("The", "own")), OutputProcessor(TOKENIZER)
     request = engine.make_request("r", [5, 6, 7], SamplingParams(stop=["own fox"], output_kind="delta"))
@@ -222,7 +247,7 @@ def test_aborts_give_what_there_is() -> None:
     assert (output.text, output.finish_reason, output.finished) == ("own", "abort", True)
     assert output.num_cached_tokens == 2
     assert processor.abort("r") is None
-    assert processor.process([RequestUpdate("r", [5])]) == ([], [])
+    assert processor.process([RequestUpdate("r", [5])])[:2] == ([], [])
 
 
 # --- several samples -------------------------------------------------------------------------------------------
@@ -325,7 +350,7 @@ def test_an_abort_ends_all_samples_that_still_run() -> None:
     assert [c.finish_reason for c in output.outputs] == ["abort", "stop", "abort"]
     assert [c.text for c in output.outputs] == ["a", "", "a"]
     assert output.finished and len(processor) == 0
-    assert processor.process(engine.step()) == ([], [])
+    assert processor.process(engine.step())[:2] == ([], [])
 
 
 def test_a_timeout_is_told() -> None:
@@ -369,7 +394,7 @@ def test_a_fault_in_one_requests_output_ends_that_request_alone(script, params) 
         processor.add(request)
     ends = {}
     while engine.has_work:
-        outputs, to_abort = processor.process(engine.step())
+        outputs, to_abort, _ = processor.process(engine.step())
         ends |= {o.request_id: o for o in outputs}
         for request_id, index in to_abort:
             engine.abort(request_id, index)
@@ -386,7 +411,7 @@ def test_the_last_token_of_a_grammar_is_text() -> None:
     for last, text in ((letter, "aa"), (EOS, "a")):
         request = engine.make_request("r", [5], SamplingParams())
         processor.add(request)
-        (output,), _ = processor.process([RequestUpdate("r", [letter, last], finish_reason="stop")])
+        (output,), *_ = processor.process([RequestUpdate("r", [letter, last], finish_reason="stop")])
         assert (output.text, output.outputs[0].last_token_hidden) == (text, last == EOS)
 
 
@@ -416,7 +441,7 @@ def test_prompt_logprobs_are_those_of_the_prompts_tokens(kind, n) -> None:
     processor.add(request, "The fox")
     outputs = []
     while engine.has_work:
-        outputs += processor.process(engine.step())[0]
+        outputs += processor.process(engine.step()).outputs
     carriers = [o.prompt_logprobs for o in outputs if o.prompt_logprobs is not None]
     assert len(carriers) == (1 if kind != "cumulative" else len(outputs))
     for positions in [*carriers, joined(outputs).prompt_logprobs]:
@@ -433,8 +458,8 @@ def test_prompt_logprobs_that_come_in_pieces_are_one_list_and_end_nothing() -> N
     processor, engine = OutputProcessor(TOKENIZER), engine_for([5])
     processor.add(engine.make_request("r", [5, 6, 7, 8], SamplingParams(prompt_logprobs=0)))
     entries = [TokenLogprobs(token, -1.0, 1, [], []) for token in (6, 7, 8)]
-    assert processor.process([RequestUpdate("r", [], prompt_logprobs=entries[:2])]) == ([], [])
-    (output,), _ = processor.process([RequestUpdate("r", [9], prompt_logprobs=entries[2:])])
+    assert processor.process([RequestUpdate("r", [], prompt_logprobs=entries[:2])])[:2] == ([], [])
+    (output,), *_ = processor.process([RequestUpdate("r", [9], prompt_logprobs=entries[2:])])
     assert [p and p.token_id for p in output.prompt_logprobs] == [None, 6, 7, 8] and not output.finished
 
 
@@ -464,9 +489,9 @@ def test_a_long_prompt_is_described_in_short_slices(kind) -> None:
     processor, records = unscored(kind)
     pieces = [records[:1000], records[1000:]]
     updates = [RequestUpdate("r", [], prompt_logprobs=piece) for piece in pieces]
-    assert processor.process(updates) == ([], [])
-    assert processor.process([RequestUpdate("r", [6])]) == ([], [])
-    assert processor.process([RequestUpdate("r", [7], finish_reason="length")]) == ([], [])
+    assert processor.process(updates)[:2] == ([], [])
+    assert processor.process([RequestUpdate("r", [6])])[:2] == ([], [])
+    assert processor.process([RequestUpdate("r", [7], finish_reason="length")])[:2] == ([], [])
     outputs, slices = [], []
     while processor.is_behind("r"):
         start = time.thread_time()
@@ -494,11 +519,11 @@ def test_prompt_logprobs_are_whole_or_none() -> None:
         processor, records = unscored(kind, length=9, k=0)
         processor.process([RequestUpdate("r", [], prompt_logprobs=records[:4])])
         assert processor.describe("r") == ([], [])
-        (end,), _ = processor.process([RequestUpdate("r", [], finish_reason="abort", stop_reason="timeout")])
+        (end,), *_ = processor.process([RequestUpdate("r", [], finish_reason="abort", stop_reason="timeout")])
         assert (end.finish_reason, end.prompt_logprobs, len(processor)) == ("abort", None, 0)
     processor, records = OutputProcessor(TOKENIZER), records
     params = SamplingParams(prompt_logprobs=0, n=2, output_kind="final")
     processor.add(engine_for([5]).make_request("r", [5] * 9, params))
     processor.process([RequestUpdate("r", [6], finish_reason="stop", prompt_logprobs=records)])
-    (output,), _ = processor.process([RequestUpdate("r", [6], finish_reason="stop", index=1)])
+    (output,), *_ = processor.process([RequestUpdate("r", [6], finish_reason="stop", index=1)])
     assert len(output.prompt_logprobs) == 9

@@ -63,7 +63,7 @@ def generate(script, tokens_per_step, params, *, blocks=32, requests=1) -> list[
         engine.add_request(request)
         processor.add(request)
     while engine.has_work:
-        outputs, to_abort = processor.process(engine.step())
+        outputs, to_abort, _ = processor.process(engine.step())
         last |= {output.request_id: output for output in outputs}
         for request_id, index in to_abort:
             assert engine.abort(request_id, index)
