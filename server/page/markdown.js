@@ -4,11 +4,10 @@
 import { make } from "./dom.js";
 
 const FENCE = /^\s*(`{3,}|~{3,})\s*([\w+#.-]*)/;
-const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])\s+(.*)$/;
-const HEADING = /^(#{1,6})\s+(.*?)\s*#*$/;
+const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])\s+(.*)$/s;
+const HEADING = /^(#{1,6})\s+(.*)$/s;
 const RULE = /^\s*([-*_])(\s*\1){2,}\s*$/;
-const DIVIDER = /^\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*$/;
-const INLINE = /(`+)(?!`)(.+?)(?<!`)\1(?!`)|\*\*(?=\S)(.+?)(?<=\S)\*\*|(?<![\w*])\*(?=[^\s*])([^*\n]+?)(?<=\S)\*(?![\w*])/gs;
+const ITALIC = /(?<![\w*])\*(?=[^\s*])([^*\n]+?)(?<=\S)\*(?![\w*])/y;
 
 // The nodes that show a text, which may still be growing.
 export function render(text) {
@@ -16,6 +15,13 @@ export function render(text) {
   const lines = text.replaceAll("\r\n", "\n").split("\n");
   for (let at = 0; at < lines.length; ) at = block(fragment, lines, at);
   return fragment;
+}
+
+// A heading's text without the marks behind it.
+function title(text) {
+  let end = text.trimEnd().length;
+  while (text[end - 1] === "#") end--;
+  return text.slice(0, end).trimEnd();
 }
 
 // Appends the block that begins at a line; returns the line after it.
@@ -26,7 +32,7 @@ function block(parent, lines, at) {
   if (fence) return code(parent, lines, at, fence);
   const heading = HEADING.exec(line);
   if (heading) {
-    parent.append(inline(make(`h${Math.min(6, heading[1].length + 2)}`), heading[2]));
+    parent.append(inline(make(`h${Math.min(6, heading[1].length + 2)}`), title(heading[2])));
     return at + 1;
   }
   if (RULE.test(line)) {
@@ -35,7 +41,7 @@ function block(parent, lines, at) {
   }
   if (ITEM.test(line)) return list(parent, lines, at);
   if (/^\s*>/.test(line)) return quote(parent, lines, at);
-  if (line.includes("|") && DIVIDER.test(lines[at + 1] ?? "") && lines[at + 1].includes("-")) return table(parent, lines, at);
+  if (line.includes("|") && isDivider(lines[at + 1] ?? "")) return table(parent, lines, at);
   return paragraph(parent, lines, at);
 }
 
@@ -90,13 +96,16 @@ function quote(parent, lines, at) {
   while (end < lines.length && /^\s*>/.test(lines[end])) end++;
   const inner = lines.slice(at, end).map((line) => line.replace(/^\s*>\s?/, ""));
   const element = make("blockquote");
-  for (let i = 0; i < inner.length; ) i = inner[i].startsWith(">") ? paragraph(element, inner, i) : block(element, inner, i);
+  const isQuote = (line) => line.trimStart().startsWith(">"); // one in another is shown as it is
+  for (let i = 0; i < inner.length; ) i = isQuote(inner[i]) ? paragraph(element, inner, i) : block(element, inner, i);
   parent.append(element);
   return end;
 }
 
+const cells = (line) => line.trim().replace(/^\||\|$/g, "").split("|").map((cell) => cell.trim());
+const isDivider = (line) => cells(line).every((cell) => /^:?-+:?$/.test(cell));
+
 function table(parent, lines, at) {
-  const cells = (line) => line.trim().replace(/^\||\|$/g, "").split("|").map((cell) => cell.trim());
   const row = (tag, line) => make("tr", {}, ...cells(line).map((cell) => inline(make(tag), cell)));
   let end = at + 2;
   while (end < lines.length && lines[end].includes("|")) end++;
@@ -113,16 +122,43 @@ function paragraph(parent, lines, at) {
   return end;
 }
 
+// Appends a text with its code, bold and italics.
 function inline(element, text) {
+  const marks = /`+|\*/g;
+  const endless = new Set(); // marks that nothing ends any more: that is found out once, not from each of them
   let from = 0;
-  for (const match of text.matchAll(INLINE)) {
-    const [whole, , literal, bold, italic] = match;
-    element.append(text.slice(from, match.index));
-    if (literal !== undefined) element.append(make("code", {}, literal));
-    else if (bold !== undefined) element.append(inline(make("strong"), bold));
-    else element.append(inline(make("em"), italic));
-    from = match.index + whole.length;
+  for (let mark; (mark = marks.exec(text)); ) {
+    const span = mark[0] === "*" ? starred(text, mark.index, endless) : literal(text, mark, endless);
+    if (!span) continue;
+    element.append(text.slice(from, mark.index), span.node);
+    from = marks.lastIndex = span.end;
   }
   element.append(text.slice(from));
   return element;
+}
+
+// Code, up to as many backticks.
+function literal(text, { 0: mark, index }, endless) {
+  if (endless.has(mark)) return null;
+  const start = index + mark.length;
+  const ends = /`+/g;
+  ends.lastIndex = start;
+  for (let end; (end = ends.exec(text)); ) {
+    if (end[0] === mark) return { node: make("code", {}, text.slice(start, end.index)), end: ends.lastIndex };
+  }
+  endless.add(mark);
+  return null;
+}
+
+// Bold or italic text that begins with the star at a place.
+function starred(text, at, endless) {
+  if (text[at + 1] === "*" && !endless.has("**") && /\S/.test(text[at + 2] ?? "")) {
+    let end = text.indexOf("**", at + 3);
+    while (end > 0 && /\s/.test(text[end - 1])) end = text.indexOf("**", end + 1);
+    if (end > 0) return { node: inline(make("strong"), text.slice(at + 2, end)), end: end + 2 };
+    endless.add("**");
+  }
+  ITALIC.lastIndex = at;
+  const italic = ITALIC.exec(text);
+  return italic && { node: inline(make("em"), italic[1]), end: at + italic[0].length };
 }
