@@ -76,6 +76,18 @@ class Serving:
             **tier,
         }
 
+    async def prepare_all(
+        self,
+        body: EngineBody,
+        prompts: Sequence[str | list[int]],
+        params: SamplingParams,
+        request_id: str,
+        **options: Any,
+    ) -> list[PreparedRequest]:
+        """As `prepare`, for several prompts, one after the other: those of others come in between."""
+        params = self._capped(params)  # now, so that all share it
+        return [await self.prepare(body, prompt, params, request_id, **options) for prompt in prompts]
+
     async def prepare(
         self,
         body: EngineBody,
@@ -91,9 +103,7 @@ class Serving:
         Args:
           pooling: for one vector of the prompt, instead of a continuation.
         """
-        context, limit = self.llm.config.max_model_len, self.config.request_timeout
-        if limit is not None and (params.timeout is None or params.timeout > limit):
-            params = msgspec.structs.replace(params, timeout=limit)
+        context = self.llm.config.max_model_len
         too_long = context is not None and len(prompt) + (pooling is None) > context
         if too_long and not isinstance(prompt, str) and params.truncate_prompt_tokens is None:
             # Before a million ids are looked at one by one.
@@ -102,13 +112,20 @@ class Serving:
             )
         return await self.llm.prepare(
             prompt,
-            params,
+            self._capped(params),
             request_id,
             add_special_tokens=add_special_tokens,
             cache_salt=body.cache_salt,
             priority=body.priority or 0,
             pooling=pooling,
         )
+
+    def _capped(self, params: SamplingParams) -> SamplingParams:
+        """Parameters whose timeout is no longer than `--request-timeout`."""
+        limit = self.config.request_timeout
+        if limit is None or (params.timeout is not None and params.timeout <= limit):
+            return params
+        return msgspec.structs.replace(params, timeout=limit)
 
     def logprob_format(self, body: GenerationRequest) -> LogprobFormat:
         """How this request wants its logprobs."""

@@ -27,6 +27,7 @@ def checked_request(
     params: SamplingParams,
     facts: EngineFacts,
     *,
+    params_are_checked: bool = False,
     bad_word_ids: Sequence[Sequence[int]] = (),
     cache_salt: str | None = None,
     priority: int = 0,
@@ -38,6 +39,7 @@ def checked_request(
 
     Args:
       facts: of the engine.
+      params_are_checked: with this `bad_word_ids`, by `check_params`.
       end_ids: as for `checked_prompt`.
       more: arguments of `Request` that need no check.
 
@@ -49,7 +51,8 @@ def checked_request(
     config = facts.config
     assert config.max_model_len is not None
     check_scheduling(priority, cache_salt, config)
-    check_params(params, config, facts.vocab_size, bad_word_ids)
+    if not params_are_checked:
+        check_params(params, config, facts.vocab_size, bad_word_ids)
     if pooling is not None:
         pooling = checked_pooling(pooling, params, hidden_size=facts.hidden_size, default=facts.pooling)
     generates = pooling is None

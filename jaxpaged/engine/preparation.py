@@ -14,7 +14,7 @@ from jaxpaged.core.pooling_params import PoolingParams
 from jaxpaged.core.request import Request
 from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.core.size_limits import check_length
-from jaxpaged.engine.checks import as_token_ids, checked_request
+from jaxpaged.engine.checks import as_token_ids, check_params, checked_request
 from jaxpaged.engine.core_client import EngineCoreClient
 from jaxpaged.engine.messages import AddRequest
 from jaxpaged.errors import EngineDeadError, InvalidRequestError
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from jaxpaged.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
+_MOST_SETTLED = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,7 @@ class Preparation:
         self._client, self._tokenizer = client, tokenizer
         self._counter = itertools.count()
         self._closed = False
+        self._settled: tuple[tuple[SamplingParams, list[list[int]]], ...] = ()  # and their bad words
         self._text_pool = ThreadPoolExecutor(1, thread_name_prefix="jaxpaged-text")
         self._chat_pool = ThreadPoolExecutor(1, thread_name_prefix="jaxpaged-chat")  # slow ones delay no text
         facts = client.facts
@@ -94,17 +96,21 @@ class Preparation:
         number = next(self._counter)
         external_id = request_id if request_id is not None else f"request-{number}"
         internal_id = f"{external_id}#{number}"  # a client's id may come twice, or again while its abort is under way
-        await self._check_grammar(params)
+        known_bad_words = next((words for known, words in self._settled if known is params), None)
+        if known_bad_words is None:
+            await self._check_grammar(params)
         text = prompt if isinstance(prompt, str) else None
 
         def make() -> PreparedRequest:
+            bad_words = self._settle(params) if known_bad_words is None else known_bad_words
             token_ids = as_token_ids(prompt) if text is None else self._encode(text, params, add_special_tokens)
             request = checked_request(
                 internal_id,
                 token_ids,
                 params,
                 self._client.facts,
-                bad_word_ids=bad_word_ids(self._tokenizer, params.bad_words),
+                params_are_checked=True,
+                bad_word_ids=bad_words,
                 cache_salt=cache_salt,
                 priority=priority,
                 pooling=pooling,
@@ -171,6 +177,16 @@ class Preparation:
         known = await self._off_loop(self._text_pool, lambda: grammars.find(wanted, ignore_eos=params.ignore_eos))
         if known is None:
             await self._off_loop(self._grammar_pool, lambda: grammars.compile(wanted, ignore_eos=params.ignore_eos))
+
+    def _settle(self, params: SamplingParams) -> list[list[int]]:
+        """Checks parameters whose grammar is good; their bad words.
+
+        A few are remembered: the prompts of one request share theirs, which may take longer than the prompts.
+        """
+        facts, bad_words = self._client.facts, bad_word_ids(self._tokenizer, params.bad_words)
+        check_params(params, facts.config, facts.vocab_size, bad_words)
+        self._settled = (*self._settled[-_MOST_SETTLED + 1 :], (params, bad_words))
+        return bad_words
 
     def _encode(self, prompt: str, params: SamplingParams, add_special_tokens: bool) -> list[int]:
         cut = params.truncate_prompt_tokens is not None

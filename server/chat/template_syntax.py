@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import jinja2.ext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -21,7 +23,7 @@ def syntax_fault(text: str) -> str | None:
 class _Generation(jinja2.ext.Extension):
     """`{% generation %}` marks what a model writes, for training; what it holds is rendered as if it were not there."""
 
-    tags = {"generation"}
+    tags: ClassVar[set[str]] = {"generation"}
 
     def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
         next(parser.stream)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -58,8 +57,7 @@ async def _prepare(
 ) -> list[PreparedRequest]:
     """All prompts checked before any is started."""
     special = body.add_special_tokens is not False
-    prepared = [state.prepare(body, p, params, request_id, add_special_tokens=special) for p in body.prompt]
-    return await asyncio.gather(*prepared)
+    return await state.prepare_all(body, body.prompt, params, request_id, add_special_tokens=special)
 
 
 async def _echo(state: Serving, body: CompletionRequest, prepared: PreparedRequest) -> tuple[str, list[int]] | None:

@@ -65,9 +65,10 @@ async def _prepare(state: Serving, body: EmbeddingRequest, answer_id: str) -> li
         detokenize=False,
         output_kind="final",
     )
-    return await asyncio.gather(
-        *(_prepare_one(state, body, i, params, pooling, f"{answer_id}-{i}") for i in range(len(body.input)))
-    )
+    return [
+        await _prepare_one(state, body, i, params, pooling, f"{answer_id}-{i}")  # one by one: others get their turn
+        for i in range(len(body.input))
+    ]
 
 
 async def _prepare_one(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -11,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from jaxpaged.engine import preparation
+from jaxpaged.engine.preparation import Preparation
 from server import body
 from server.chat.plan import ChatPlan
 from server.routes import chat, completions, embeddings, metrics, tokenize
@@ -97,3 +100,50 @@ def test_what_grows_with_a_body_is_done_beside_if_it_is_long(
     for name, threads in seen.items():
         assert threads, name
         assert all((thread is live.thread) != long for thread in threads), name
+
+
+MANY = 40
+MANY_TEXTS = {
+    "/v1/completions": {"prompt": [f"text {i}" for i in range(MANY)], "max_tokens": 1},
+    "/v1/embeddings": {"input": [f"text {i}" for i in range(MANY)]},
+}
+
+
+@pytest.mark.parametrize("path", MANY_TEXTS)
+def test_requests_with_many_texts_let_others_in(live: LiveServer, monkeypatch, path: str) -> None:
+    """One text thread serves all: whoever has one text waits for one of theirs, and not for all."""
+    encoded: list[str] = []
+    begun, encode = threading.Event(), live.tokenizer.encode
+
+    def slow(text: str, **options: Any) -> list[int]:
+        encoded.append(text)
+        begun.set()
+        time.sleep(0.02)
+        return encode(text, **options)
+
+    monkeypatch.setattr(live.tokenizer, "encode", slow)
+    with ThreadPoolExecutor(1) as pool:
+        long = pool.submit(live.post, path, **MANY_TEXTS[path])
+        assert begun.wait(60)
+        assert live.post("/tokenize", prompt="short").status_code == 200
+        assert long.result(60).status_code == 200
+    assert len(encoded) == MANY + 1 and encoded.index("short") < MANY, encoded
+
+
+def test_prompts_of_a_request_share_what_its_parameters_cost(start, monkeypatch) -> None:
+    """Also where the server makes them others; and the next request has its own."""
+    server = start(request_timeout=60)
+    costs: list[str] = []
+
+    def count(owner: Any, name: str) -> None:
+        work = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *args: costs.append(name) or work(*args))
+
+    for owner, name in ((preparation, "bad_word_ids"), (preparation, "check_params"), (Preparation, "_check_grammar")):
+        count(owner, name)
+    asked = {"max_tokens": 1, "bad_words": ["x"], "allowed_token_ids": [5, 6], "structured_outputs": {"regex": "a*"}}
+    for times in (1, 2):
+        assert server.post("/v1/completions", prompt=["a"] * 10, **asked).status_code == 200
+        assert costs == ["_check_grammar", "bad_word_ids", "check_params"] * times
+    wrong = server.post("/v1/completions", prompt=["a"] * 10, max_tokens=1, allowed_token_ids=[10**6])
+    assert wrong.status_code == 400 and wrong.json()["error"]["param"] == "allowed_token_ids"
