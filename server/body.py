@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails
 
 from server.api_keys import tenant_salt
 from server.errors import APIError, ClientGone, shown
+from server.limits import check_limits
 from server.serving import serving
 
 # A parser holds up every thread. So what takes it long is refused unparsed: the text alone may be long.
@@ -29,13 +30,14 @@ async def read_body(http: Request, model: type[M]) -> M:
     """The body as `model`. With a key per tenant, its `cache_salt` is the tenant's own.
 
     Raises:
-      APIError: 400 if it is not JSON or not a `model`, 408 if it takes too long to come, 413 if it is too large, 415 if
+      APIError: 400 if it is not JSON or not a `model`, or asks for more than the operator allows, 408 if it takes too long to come, 413 if it is too large, 415 if
         it is said to be no JSON.
     """
     _check_headers(http)
     raw = await _bytes(http)
     http.state.has_long_body = len(raw) >= LONG_BODY
     body = await beside(http, lambda: _checked(raw, model))
+    check_limits(body, serving(http).config)
     tenant = getattr(http.state, "tenant", None)
     if tenant is not None and "cache_salt" in model.model_fields:
         body.cache_salt = tenant_salt(tenant, body.cache_salt)  # type: ignore[attr-defined]

@@ -19,6 +19,8 @@ _SECONDS = (
     "request_timeout", "request_header_timeout", "request_body_timeout", "slow_reader_timeout", "keep_alive_timeout",
     "engine_timeout",
 )  # fmt: skip
+# Limits of what one request asks for, and the least that each may be; the most is its default.
+_COUNTS = {"max_n": 1, "max_stop": 0, "max_stop_token_ids": 0, "max_logit_bias": 0, "max_prompts": 1, "max_inputs": 1}
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,12 @@ class ServerConfig:
       allow_credentials: let the browser send cookies and the like; not with origin "*".
       limit_concurrency: more requests than these at a time are answered 503. None: no limit but the engine's queue.
       max_body_bytes: a larger body is answered 413.
+      max_n: most samples of a prompt: n, best_of and beam_width of a request.
+      max_stop: most stop strings of a request.
+      max_stop_token_ids: most stop tokens of a request.
+      max_logit_bias: most entries of a request's logit_bias.
+      max_prompts: most prompts of a request to /v1/completions.
+      max_inputs: most inputs of a request to /v1/embeddings.
       request_timeout: seconds after which a request ends as it is, with finish_reason "abort" and stop_reason
         "timeout", as with its own `timeout`. None: none.
       request_header_timeout: seconds for a client to send a request's headers.
@@ -105,6 +113,12 @@ class ServerConfig:
     allow_credentials: bool = False
     limit_concurrency: int | None = None
     max_body_bytes: int = 32 << 20
+    max_n: int = 128
+    max_stop: int = 16
+    max_stop_token_ids: int = 64
+    max_logit_bias: int = 1024
+    max_prompts: int = 1024
+    max_inputs: int = 2048
     request_timeout: float | None = None
     request_header_timeout: float = 20.0
     request_body_timeout: float = 60.0
@@ -170,6 +184,10 @@ class ServerConfig:
         reasoning_format(self.reasoning_parser)
         if self.limit_concurrency is not None and self.limit_concurrency < 1:
             raise ConfigError(f"limit_concurrency={self.limit_concurrency} must be at least 1")
+        for name, least in _COUNTS.items():
+            most = getattr(type(self), name)  # what the engine and the server are made for
+            if not least <= getattr(self, name) <= most:
+                raise ConfigError(f"{name}={getattr(self, name)} must be from {least} to {most}")
         if self.max_body_bytes < 1:
             raise ConfigError(f"max_body_bytes={self.max_body_bytes} must be at least 1")
         if self.allow_credentials and "*" in self.allowed_origins:

@@ -47,7 +47,8 @@ _GROUPS = {
                "allow_credentials", "disable_fastapi_docs", "page",
                "enable_public_page", "admin_api_key"),
     "limits": ("limit_concurrency", "max_body_bytes", "request_timeout", "request_header_timeout",
-               "request_body_timeout", "slow_reader_timeout", "keep_alive_timeout", "max_logprobs"),
+               "request_body_timeout", "slow_reader_timeout", "keep_alive_timeout", "max_logprobs",
+               "max_n", "max_stop", "max_stop_token_ids", "max_logit_bias", "max_prompts", "max_inputs"),
     "logging": ("log_level", "enable_log_requests", "disable_log_stats", "uvicorn_log_level",
                 "disable_uvicorn_access_log", "otlp_traces_endpoint", "profiler_dir"),
 }  # fmt: skip

@@ -8,7 +8,11 @@ import time
 import pydantic_core
 import pytest
 
+from jaxpaged.core import sampling_params
+from jaxpaged.errors import ConfigError
+from server.config import ServerConfig
 from server.convert import MAX_SEQUENCES
+from server.protocol import completions, embeddings
 from tests.memory import takes_at_most
 
 MILLION = 10**6
@@ -85,3 +89,42 @@ def test_as_many_sequences_as_allowed_are_counted_over_all_prompts(live) -> None
     for options, param in (({"beam_width": 64}, "beam_width"), ({"n": 64}, "n"), ({"best_of": 64}, "best_of")):
         response = live.post(COMPLETIONS, prompt=["x"] * (MAX_SEQUENCES // 64 + 1), use_beam_search=True, **options)
         assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+FEW = {"max_n": 2, "max_stop": 1, "max_stop_token_ids": 1, "max_logit_bias": 2, "max_prompts": 2, "max_inputs": 3}
+TOO_MUCH = [
+    ("n", {"n": 2}, {"n": 3}),
+    ("best_of", {"best_of": 2}, {"best_of": 3}),
+    ("beam_width", {"use_beam_search": True, "beam_width": 2}, {"use_beam_search": True, "beam_width": 3}),
+    ("stop", {"stop": ["a"]}, {"stop": ["a", "b"]}),
+    ("stop_token_ids", {"stop_token_ids": [5]}, {"stop_token_ids": [5, 6]}),
+    ("logit_bias", {"logit_bias": {"5": 1, "6": 1}}, {"logit_bias": {"5": 1, "6": 1, "7": 1}}),
+]
+
+
+def test_the_operator_may_allow_less(start) -> None:
+    server = start(**FEW)
+    server.play([2])
+    ask = [(path, param, {**prompt, **good}, {**prompt, **bad})
+           for param, good, bad in TOO_MUCH for path, prompt in ((COMPLETIONS, X), (CHAT, HELLO))]  # fmt: skip
+    ask.append((COMPLETIONS, "prompt", {"prompt": ["x"] * 2}, {"prompt": ["x"] * 3}))
+    ask.append(("/v1/embeddings", "input", {"input": ["x"] * 3}, {"input": ["x"] * 4}))
+    for path, param, good, bad in ask:
+        assert server.post(path, **good).status_code == 200, (path, good)
+        response = server.post(path, **bad)
+        assert (response.status_code, response.json()["error"]["param"]) == (400, param), response.text
+        assert "allows" in response.json()["error"]["message"]
+    assert server.post(COMPLETIONS, **X, stop="a").status_code == 200
+
+
+def test_what_is_allowed_at_most_is_what_a_request_can_hold() -> None:
+    config = ServerConfig()
+    assert config.max_n == sampling_params.MAX_SAMPLES
+    assert config.max_stop == sampling_params.MAX_STOP_STRINGS
+    assert config.max_stop_token_ids == sampling_params.MAX_STOP_TOKEN_IDS
+    assert config.max_logit_bias == sampling_params.MAX_LOGIT_BIAS
+    assert (config.max_prompts, config.max_inputs) == (completions.MAX_PROMPTS, embeddings.MAX_INPUTS)
+    for name in FEW:
+        for value in (-1, getattr(config, name) + 1):
+            with pytest.raises(ConfigError, match=f"{name}="):
+                ServerConfig(**{name: value})
