@@ -76,6 +76,8 @@ def add_chat_command(commands: Any) -> None:
 
 def _finish_serve(arguments: argparse.Namespace) -> None:
     """Adds what the file of options says, and finds the model."""
+    if arguments.config == "":
+        arguments.parser.error("--config must name a file")
     options = read_options(arguments.config, arguments.flags) if arguments.config else {}
     models = list(dict.fromkeys(m for m in (arguments.model, arguments.model_flag) if m is not None))
     if len(models) > 1:

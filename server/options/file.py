@@ -13,32 +13,39 @@ from server.options.flags import Flag, nearest
 from server.options.vllm import ALONE, VLLM_FLAGS, refusal, warning
 
 MAX_BYTES = 64 * 1024
+_MOST_FAULTS = 20  # are told at once
 
 
 def read_options(path: str, flags: Iterable[Flag]) -> dict[str, Any]:
     """What a file says: argument (a flag's `dest`, or "model") -> value; and "vllm_ignored" -> warnings, if any.
 
     Raises:
-      ConfigError: naming the file, the line and the key.
+      ConfigError: naming the file, the line and the key; of all that is wrong with them, a line each.
     """
     by_name = {name: flag for flag in flags for name in flag.names}
     found: dict[str, Any] = {}
     seen: dict[str, int] = {}
+    faults: list[str] = []
     for key, value in _entries(path):
         line = key.start_mark.line + 1
         name = "--" + key.value.replace("_", "-").removeprefix("--")
         where = f"{path}:{line}: {key.value}"
         try:
             dest, option = _option(name, value, by_name)
-        except (ValueError, yaml.YAMLError) as e:
-            raise ConfigError(f"{where}: {e}") from e
+        except ValueError as e:
+            faults.append(f"{where}: {e}")
+            if len(faults) == _MOST_FAULTS:
+                break
+            continue
         if not dest:
             if option is not None:
                 found["vllm_ignored"] = (*found.get("vllm_ignored", ()), f"{where}: {option}")
             continue
         if dest in seen:
-            raise ConfigError(f"{where}: is given in line {seen[dest]} already")
+            faults.append(f"{where}: is given in line {seen[dest]} already")
         seen[dest], found[dest] = line, option
+    if faults:
+        raise ConfigError("\n  ".join(faults))
     return found
 
 
@@ -92,8 +99,18 @@ def _value(flag: Flag, node: yaml.Node) -> Any:
         items = node.value if isinstance(node, yaml.SequenceNode) else [node]
         return [flag.value(_text(item)) for item in items]
     if flag.kind is dict and isinstance(node, yaml.MappingNode):
-        return {_text(key): yaml.SafeLoader("").construct_object(_scalar(value)) for key, value in node.value}
+        return {_text(key): _constructed(_scalar(value)) for key, value in node.value}
     return flag.value(_text(node))
+
+
+def _constructed(node: yaml.ScalarNode) -> Any:
+    """A scalar as the type that it looks like, or that its tag says."""
+    try:
+        return yaml.SafeLoader("").construct_object(node)
+    except yaml.MarkedYAMLError as e:  # there is no such type
+        raise ValueError(e.problem) from e
+    except Exception as e:  # each type has its own for what is none of it
+        raise ValueError(f"{node.value!r} is no {node.tag.rpartition(':')[2]}") from e
 
 
 def _text(node: yaml.Node) -> str:

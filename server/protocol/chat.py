@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
+from server.errors import shown
 from server.protocol.fields import invalid
 from server.protocol.generation import GenerationRequest
 from server.protocol.messages import Messages
@@ -60,7 +61,9 @@ class ChatCompletionRequest(GenerationRequest, ToolFields, TemplateFields):
             raise invalid("top_logprobs", "top_logprobs is only allowed with logprobs=true")
         both = (self.max_tokens, self.max_completion_tokens)
         if None not in both and both[0] != both[1]:
-            raise invalid("max_tokens", f"max_tokens={both[0]} contradicts max_completion_tokens={both[1]}")
+            raise invalid(
+                "max_tokens", f"max_tokens={shown(both[0])} contradicts max_completion_tokens={shown(both[1])}"
+            )
         self.check_tools()
         self.check_turn()
         form = structured_field(self)

@@ -15,7 +15,7 @@ BODIES = {
     "/v1/completions": (CompletionRequest, '"prompt": "x"'),
     "/v1/chat/completions": (ChatCompletionRequest, '"messages": [{"role": "user", "content": "x"}]'),
 }
-NO_NUMBERS = ("NaN", "Infinity", "-Infinity", "1e999", "-1e999", str(2**70), "9" * 6000, "true", '"1"', "[]")
+NO_NUMBERS = ("NaN", "Infinity", "-Infinity", "1e999", "-1e999", str(2**70), "9" * 4300, "9" * 6000, "true", '"1"', "[]")
 # What a field needs beside itself, else it would be refused for that.
 BESIDE = {"top_logprobs": '"logprobs": true', "logprob_token_ids": '"logprobs": {one}'}
 
@@ -68,3 +68,9 @@ def test_refused_numbers_do_not_touch_a_neighbour(live) -> None:
             response = live.http.post("/v1/completions", content=b'{"prompt": "x", "temperature": NaN}')
             assert response.status_code == 400
     assert neighbour.result().json()["choices"][0]["text"] == text
+
+
+def test_a_contradiction_echoes_no_endless_number(live) -> None:
+    body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 5, "max_completion_tokens": 10**4299}
+    error = live.post("/v1/chat/completions", **body).json()["error"]
+    assert error["param"] == "max_tokens" and "contradicts" in error["message"] and len(error["message"]) < 300

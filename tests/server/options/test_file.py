@@ -96,6 +96,14 @@ def test_what_makes_no_difference_is_a_warning(write, capsys) -> None:
         ("dtype: int4", 1, ("dtype", "none of auto")),
         ("api-key: [[a]]", 1, ("api-key", "single value")),
         ("override-generation-config: {a: [1]}", 1, ("single value",)),
+        ("override-generation-config: {temperature: !!timestamp x}", 1, ("'x' is no timestamp",)),
+        ("override-generation-config: {temperature: !!int ''}", 1, ("'' is no int",)),
+        ("override-generation-config: {temperature: !!int x}", 1, ("'x' is no int",)),
+        ("override-generation-config: {temperature: !!float ''}", 1, ("'' is no float",)),
+        ("override-generation-config: {temperature: !!bool x}", 1, ("'x' is no bool",)),
+        ("override-generation-config: {temperature: !!binary é}", 1, ("base64",)),
+        ("override-generation-config: {temperature: !none x}", 1, ("!none",)),
+        ("override-generation-config: {temperature: !!python/name:os.system x}", 1, ("python/name",)),
         ("enable-lora: true", 1, ("enable-lora", "merge the adapter")),
         ("speculative-config: {method: ngram}", 1, ("speculative-config", "not built")),
         ("pipeline-parallel-size: 2", 1, ("pipeline-parallel-size",)),
@@ -132,7 +140,25 @@ def test_aliases_do_not_multiply(write, capsys) -> None:
         f"{n}: &{n} [*{p}, *{p}]\n" for p, n in zip("abcdefghij", "bcdefghijk", strict=True)
     )
     assert main(["serve", "m", "--config", write(text + "api-key: *k")]) == 1
-    assert capsys.readouterr().err.count("\n") == 1
+    assert capsys.readouterr().err.count("\n") == text.count("\n") + 1  # none of them is an option
+
+
+def test_all_mistakes_are_told_at_once(write, capsys) -> None:
+    """But not thousands."""
+    path = write("port: many\nhost: a\nhost: b\nmax-modl-len: 4\nenable-lora: true")
+    assert main(["serve", "m", "--config", path]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.strip().removeprefix("jaxpaged: error: ").split(": ")[0] for line in lines] == [
+        f"{path}:{line}" for line in (1, 3, 4, 5)
+    ]
+    assert main(["serve", "m", "--config", write("".join(f"wrong-{i}: 1\n" for i in range(3000)))]) == 1
+    assert capsys.readouterr().err.count("\n") == 20
+
+
+def test_a_file_without_a_name(capsys) -> None:
+    with pytest.raises(SystemExit) as error:
+        main(["serve", "m", "--config", ""])
+    assert error.value.code == 2 and "--config must name a file" in capsys.readouterr().err
 
 
 def test_no_such_file(capsys, tmp_path) -> None:
