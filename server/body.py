@@ -30,8 +30,8 @@ async def read_body(http: Request, model: type[M]) -> M:
     """The body as `model`. With a key per tenant, its `cache_salt` is the tenant's own.
 
     Raises:
-      APIError: 400 if it is not JSON or not a `model`, or asks for more than the operator allows, 408 if it takes too long to come, 413 if it is too large, 415 if
-        it is said to be no JSON.
+      APIError: 400 if it is not JSON or not a `model`, or asks for more than the operator allows, 408 if it takes too
+        long to come, 413 if it is too large, 415 if it is said to be no JSON.
     """
     _check_headers(http)
     raw = await _bytes(http)

@@ -371,10 +371,10 @@ def test_no_core_outlives_its_parent(model) -> None:
         *pids, folder = parent.stdout.readline().split()
         assert parent.stdout.readline() == "ready\n"
     parent.kill()
-    parent.wait()
     begin = time.monotonic()
     wait_for(lambda: not any(is_alive(int(pid)) for pid in pids))
-    assert time.monotonic() - begin < 30
+    assert time.monotonic() - begin < 5
+    parent.wait()
     shutil.rmtree(folder)  # nobody was left to do it
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import base64
 import json
 import os
 import pickle
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -23,7 +24,7 @@ import pytest
 
 from benchmarks.server_process import free_port
 from tests.engine.test_process_client import is_alive
-from tests.waiting import accepts, wait_for
+from tests.waiting import accepts, until, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPLETIONS = "/v1/completions"
@@ -120,7 +121,11 @@ class Served:
 @pytest.fixture(scope="module")
 def servers() -> Iterator[dict[str, Served]]:
     """Started side by side: most of a start is importing."""
-    models = {"lives": ("echo delay=0.002", 2), "is killed": ("echo delay=0.005", 1), "hangs": ("echo", 1)}
+    models = {
+        "lives": ("echo delay=0.01 max_model_len=20000 num_blocks=50000", 2),
+        "is killed": ("echo delay=0.005", 1),
+        "hangs": ("echo", 1),
+    }
     servers = {name: Served(*how) for name, how in models.items()}
     try:
         for server in servers.values():
@@ -181,32 +186,69 @@ def test_the_same_id_twice(served) -> None:
     asyncio.run(test())
 
 
+def num_aborted(served: Served) -> float:
+    """Requests that were aborted, as the metrics tell."""
+    found = re.findall(r'^jaxpaged:request_success_total\{.*finished_reason="abort".*\} (\S+)$',
+                       served.http.get("/metrics").text, re.MULTILINE)  # fmt: skip
+    return sum(map(float, found))
+
+
 def test_200_random_disconnects_leak_nothing(served) -> None:
-    """B51."""
-    rng = random.Random(0)
+    """B51: 200 that leave while they run, each of which is counted as aborted, and one in ten that stays."""
+    rng, before = random.Random(0), num_aborted(served)
+    running: set[str] = set()  # ids, as the engine tells them
+    num_left = 0
 
     async def test() -> None:
-        limits = httpx.Limits(max_connections=40)
+        limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(base_url=served.url, timeout=120, trust_env=False, limits=limits) as http:
 
+            async def look() -> None:
+                while True:
+                    state = (await http.get("/engine/state")).json()
+                    running.update(r["request_id"] for core in state["cores"] for r in core["requests"])
+                    await asyncio.sleep(0.05)
+
+            async def leave_a_stream(body: dict[str, Any]) -> None:
+                async with http.stream("POST", COMPLETIONS, json={**body, "stream": True}) as response:
+                    lines = response.aiter_lines()
+                    for _ in range(rng.randrange(1, 12)):
+                        assert "error" not in await anext(lines)
+
+            async def leave_before_the_answer(body: dict[str, Any]) -> None:
+                asking = asyncio.ensure_future(http.post(COMPLETIONS, json=body))
+                await until(lambda: any(body["request_id"] in name for name in running))
+                await asyncio.sleep(rng.random() * 0.1)
+                assert not asking.done()
+                asking.cancel()
+                await asyncio.wait({asking})
+
             async def visitor(i: int) -> None:
+                nonlocal num_left
                 if i % 10 == 0:
                     response = await http.post(COMPLETIONS, json={"prompt": f"stay {i}", "max_tokens": 100})
                     assert response.json()["choices"][0]["text"] == f"stay {i}"
-                    return
-                body = {"prompt": "long" * rng.randrange(1, 30), "max_tokens": rng.choice([5, 300]),
-                        "n": rng.choice([1, 1, 3]), "stream": rng.random() < 0.5}  # fmt: skip
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(http.post(COMPLETIONS, json=body), rng.random() * 0.3)
+                body = {"prompt": "long" * rng.randrange(1, 30), "max_tokens": 19_000, "n": rng.choice([1, 1, 3]),
+                        "request_id": f"visitor-{i}-"}  # fmt: skip
+                await rng.choice([leave_a_stream, leave_before_the_answer])(body)
+                num_left += 1
 
-            visitors = []
-            for i in range(200):
-                visitors.append(asyncio.ensure_future(visitor(i)))
-                await asyncio.sleep(rng.random() * 0.02)
-            await asyncio.gather(*visitors)
+            looking, numbers = asyncio.ensure_future(look()), iter(range(200))
+
+            async def visitors() -> None:
+                for i in numbers:
+                    await visitor(i)
+
+            await asyncio.gather(*(visitors() for _ in range(20)))
+            looking.cancel()
 
     asyncio.run(test())
     wait_for(served.is_idle)
+    assert num_left == 200
+    wait_for(lambda: num_aborted(served) - before >= 200)
+    assert num_aborted(served) - before == 200
+    for core in served.http.get("/engine/state").json()["cores"]:
+        assert core["num_used_blocks"] == 0 and set(base64.b64decode(core["blocks"])) == {0}  # all of them are free
 
 
 def test_both_cores_work(served) -> None:
@@ -264,5 +306,7 @@ def test_nothing_outlives_a_killed_server(servers) -> None:
     assert sum("core_process" in c for c in children.values()) == 2
     assert sum("grammar_check" in c for c in children.values()) >= 2
     os.kill(served.child.pid, signal.SIGKILL)
-    served.child.wait()
+    begin = time.monotonic()
     wait_for(lambda: not any(is_alive(pid) for pid in children))
+    assert time.monotonic() - begin < 5
+    served.child.wait()
