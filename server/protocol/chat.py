@@ -53,6 +53,7 @@ class ChatCompletionRequest(GenerationRequest, ToolFields, TemplateFields):
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = Field(
         None, description="How much to think, for the chat template; one that knows none is unchanged."
     )
+    verbosity: Literal["low", "medium", "high"] | None = Field(None, description="Ignored: no template knows it.")
     documents: Documents | None = Field(None, description="Documents for the chat template, where it knows any.")
 
     @model_validator(mode="after")

@@ -7,16 +7,12 @@ from typing import Any
 # Field -> values that ask for nothing. None is always one.
 NOT_YET: dict[str, tuple[Any, ...]] = {
     "ec_transfer_params": (),
-    "guided_decoding_backend": (),
-    "guided_whitespace_pattern": (),
     "kv_transfer_params": (),
     "repetition_detection": (),
     "mm_payload": ("tensors", "none"),  # only what vLLM's render endpoints return
     "return_mm_kwargs": (True, False),
     "return_token_offsets": (False,),
     "routed_experts_prompt_start": (0,),
-    "store": (False,),
-    "stream_interval": (1,),
     "thinking_token_budget": (-1,),
     "truncation_side": ("left",),
     "vllm_xargs": ({},),
@@ -37,7 +33,6 @@ NOT_YET_CHAT: dict[str, tuple[Any, ...]] = {
     "moderation": (),
     "prompt_cache_options": (),
     "prediction": (),
-    "verbosity": ("medium",),
     "web_search_options": (),
     "media_io_kwargs": ({},),
     "mm_processor_kwargs": ({},),
@@ -56,7 +51,6 @@ NOT_YET_STRUCTURED: dict[str, tuple[Any, ...]] = {  # within structured_outputs
     "disable_any_whitespace": (False,),
     "disable_fallback": (False,),
     "structural_tag": (),
-    "whitespace_pattern": (),
 }
 NOT_YET_TOKENIZE: dict[str, tuple[Any, ...]] = {"media_io_kwargs": ({},), "mm_processor_kwargs": ({},)}
 

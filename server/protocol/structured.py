@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -12,6 +13,7 @@ from server.protocol.body import Strict
 from server.protocol.fields import unsupported
 from server.protocol.refused import NOT_YET_STRUCTURED, first_refused
 
+_PATTERN = "whitespace_pattern"
 Choices = Annotated[list[str], Field(max_length=4096, fail_fast=True)]
 
 
@@ -56,6 +58,11 @@ class StructuredOutputsBody(Strict):
     choice: Choices | None = Field(None, description="One of these texts.")
     grammar: str | None = Field(None, description="A context-free grammar.")
     json_object: bool | None = Field(None, description="Any JSON object.")
+    whitespace_pattern: str | None = Field(
+        None,
+        max_length=1024,
+        description="With a JSON schema: what may stand between its parts, a regular expression.",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -80,6 +87,10 @@ class StructuredFields(Strict):
     guided_choice: Choices | None = Field(None, description="As structured_outputs.choice.")
     guided_grammar: str | None = Field(None, description="As structured_outputs.grammar.")
     guided_json_object: bool | None = Field(None, description="As structured_outputs.json_object.")
+    guided_whitespace_pattern: str | None = Field(
+        None, max_length=1024, description="As structured_outputs.whitespace_pattern, for any JSON that is asked for."
+    )
+    guided_decoding_backend: str | None = Field(None, max_length=256, description="Ignored: there is one.")
 
 
 def structured_outputs(body: StructuredFields) -> StructuredOutputs | None:
@@ -92,7 +103,30 @@ def structured_outputs(body: StructuredFields) -> StructuredOutputs | None:
     if len(asked) > 1:
         first, *_, last = asked
         raise InvalidRequestError(f"{last} contradicts {first}: the text can have one form", param=last)
-    return StructuredOutputs(**next(iter(asked.values()))) if asked else None
+    if not asked:
+        return None
+    ((field, form),) = asked.items()
+    own = form.pop(_PATTERN, None)
+    pattern = body.guided_whitespace_pattern if own is None else own
+    return StructuredOutputs(**(form if pattern is None else _with_blanks(field, form, pattern)))
+
+
+def _with_blanks(field: str, form: dict[str, Any], pattern: str) -> dict[str, Any]:
+    """A form with its blanks as the request wants them: llguidance reads that in the schema."""
+    if not form.keys() <= {"json", "json_object"} or len(form) != 1:
+        raise InvalidRequestError(f"{field} has no JSON for which a pattern of white space could count", param=field)
+    schema = form.get("json", {"type": "object"})
+    if isinstance(schema, str):
+        try:
+            schema = json.loads(schema)
+        except (ValueError, RecursionError):
+            return form  # refused by whoever compiles it
+    if schema is True:
+        schema = {}
+    if not isinstance(schema, dict):
+        return form
+    options = schema.get("x-guidance")
+    return {"json": {**schema, "x-guidance": {**(options if isinstance(options, dict) else {}), _PATTERN: pattern}}}
 
 
 def structured_field(body: StructuredFields) -> str | None:

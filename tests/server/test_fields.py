@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, get_type_hints
 
 import pytest
@@ -53,10 +54,7 @@ ASKS: dict[str, Any] = {
     "return_token_offsets": True,
     "return_prompt_text": True,
     "thinking_token_budget": 5,
-    "stream_interval": 2,
     "watermarking": True,
-    "store": True,
-    "verbosity": "high",
     "modalities": ["text", "audio"],
     "functions": [{"name": "f"}],
     "function_call": {"name": "f"},
@@ -120,6 +118,59 @@ def test_what_is_not_built_of_structured_outputs(live, name, neutral) -> None:
     error = live.post(CHAT, **base, structured_outputs={"regex": "a", name: True}).json()["error"]
     assert (error["param"], error["code"]) == ("structured_outputs", "unsupported")
     assert error["message"] == f"structured_outputs.{name}=True is not supported"
+
+
+CHANGES_NOTHING = {"store": True, "stream_interval": 5, "guided_decoding_backend": "xgrammar", "verbosity": "high"}
+
+
+@pytest.mark.parametrize("name", CHANGES_NOTHING)
+@pytest.mark.parametrize("path", BODIES)
+def test_what_changes_no_answer_is_accepted(live, path, name) -> None:
+    """Of a field, values of its type; `verbosity` is one of chats."""
+    live.play([*live.tokenizer.byte_ids("as ever"), 2])
+    body = {**BODIES[path][1], name: CHANGES_NOTHING[name]}
+    if (name, path) == ("verbosity", COMPLETIONS):
+        assert live.post(path, **body).status_code == 400
+        return
+    choice = live.post(path, **body).json()["choices"][0]
+    assert (choice["text"] if path == COMPLETIONS else choice["message"]["content"]) == "as ever"
+    choices = [event["choices"][0] for event in live.events(path, **body)]
+    pieces = [choice["text"] if path == COMPLETIONS else choice["delta"].get("content", "") for choice in choices]
+    assert "".join(pieces) == "as ever"
+    assert live.post(path, **{**body, name: []}).json()["error"]["param"] == name
+
+
+PAIR = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"], "additionalProperties": False}
+WITH_BLANKS = [
+    {"guided_json": PAIR, "guided_whitespace_pattern": "[_]*"},
+    {"guided_json": json.dumps(PAIR), "guided_whitespace_pattern": "[_]*"},
+    {"structured_outputs": {"json": PAIR, "whitespace_pattern": "[_]*"}},
+    {"structured_outputs": {"json": PAIR, "whitespace_pattern": "[_]*"}, "guided_whitespace_pattern": "x"},
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": PAIR}},
+     "guided_whitespace_pattern": "[_]*"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("form", WITH_BLANKS)
+def test_patterns_of_white_space_are_followed(live, form) -> None:
+    text = '{_"a":__1}'
+    live.play(live.tokenizer.byte_ids(text))
+    assert live.post(COMPLETIONS, prompt="x", max_tokens=40, **form).json()["choices"][0]["text"] == text
+    live.play(live.tokenizer.byte_ids(text.replace("_", " ")))
+    assert live.post(COMPLETIONS, prompt="x", max_tokens=40, **form).status_code != 200
+
+
+@pytest.mark.parametrize(
+    ("form", "param"),
+    [({"guided_regex": "a", "guided_whitespace_pattern": " "}, "guided_regex"),
+     ({"guided_json": PAIR, "guided_whitespace_pattern": "(("}, "guided_json"),
+     ({"guided_json": "{", "guided_whitespace_pattern": " "}, "guided_json"),
+     ({"guided_json": PAIR, "guided_whitespace_pattern": 5}, "guided_whitespace_pattern"),
+     ({"structured_outputs": {"choice": ["a"], "whitespace_pattern": " "}}, "structured_outputs")],
+)  # fmt: skip
+def test_patterns_of_white_space_that_say_nothing(live, form, param) -> None:
+    error = live.post(COMPLETIONS, prompt="x", **form).json()["error"]
+    assert error["param"] == param, error
 
 
 @pytest.mark.parametrize(("path", "name"), REFUSED)
