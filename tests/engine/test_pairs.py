@@ -2,6 +2,8 @@
 
 A round of the table is one engine under some conditions, with a request for each of its pairs of features. The rounds
 are those of a tournament: each feature meets every other once, and each plays in every round, so under each condition.
+
+S21 names speculation and LoRA as well, which there are none of here: no round has them.
 """
 
 import dataclasses
