@@ -12,7 +12,7 @@ from fastapi.responses import Response
 from jaxpaged.core.request import FAILURES, GRAMMAR_STUCK
 from jaxpaged.core.step import NONE_ALLOWED
 from jaxpaged.engine.output import PositionLogprobs, RequestOutput
-from server.errors import APIError, logger
+from server.errors import APIError, logger, without_details
 
 LONG = 2048  # what is to be written, from which on that is done beside the event loop: tokens, and their rivals
 _CHARS_A_TOKEN = 8
@@ -65,7 +65,7 @@ def encoded(value: Any, depth: int = 0) -> bytes:
 class Failures:
     """Which choices of a request failed. Once they all have, there is nothing to answer but an error.
 
-    As long as one has not, the others' `finish_reason` is "error".
+    As long as one has not, the others' `finish_reason` is "error", and `stop_reason` what a client may know of why.
     """
 
     def __init__(self, num_choices: int, request_id: str):
@@ -82,11 +82,17 @@ class Failures:
                 if choice.finish_reason == "error":
                     self._left -= 1
                     logger.debug("request %s: generation failed: %s", self._request_id, choice.stop_reason)
+                    choice.stop_reason = told_reason(choice.stop_reason)
                     if not self._left:
                         raise _failed(choice.stop_reason)
 
 
-def _failed(reason: int | str | None) -> APIError:
-    status = 400 if str(reason).startswith(_OWN_FAULTS) else 500
-    param = "structured_outputs" if str(reason).startswith(GRAMMAR_STUCK) else None
+def told_reason(reason: int | str | None) -> str:
+    """Why a choice failed, as its client may know: of a fault of ours, no details."""
+    return str(reason) if str(reason).startswith(_OWN_FAULTS) else without_details(str(reason))
+
+
+def _failed(reason: str) -> APIError:
+    status = 400 if reason.startswith(_OWN_FAULTS) else 500
+    param = "structured_outputs" if reason.startswith(GRAMMAR_STUCK) else None
     return APIError(status, f"the generation failed: {reason}", param=param, code="generation_error")

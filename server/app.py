@@ -15,7 +15,7 @@ from server.chat.template import read_chat_template
 from server.config import ServerConfig
 from server.errors import install_error_handlers
 from server.generation_defaults import generation_config_of, resolve_generation
-from server.middleware import Answers, Gate
+from server.middleware import AccessMiddleware, RequestIdMiddleware
 from server.openapi import complete_openapi
 from server.routes import admin, chat, completions, embeddings, engine_state, health, metrics, models, page, tokenize
 from server.serving import Serving
@@ -72,9 +72,9 @@ def create_app(llm: AsyncLLM, config: ServerConfig) -> FastAPI:
 def _wrap(app: FastAPI, config: ServerConfig, telemetry: Telemetry) -> None:
     """Puts what concerns every route around the app, the innermost first."""
     keys = configured_keys(config)
-    app.add_middleware(Gate, config=config, keys=ApiKeys((*keys, *config.admin_api_key)) if keys else None)
+    app.add_middleware(AccessMiddleware, config=config, keys=ApiKeys((*keys, *config.admin_api_key)) if keys else None)
     complete_openapi(app, with_keys=bool(keys))
-    app.add_middleware(Answers, watch=telemetry.http, log_requests=config.enable_log_requests)
+    app.add_middleware(RequestIdMiddleware, watch=telemetry.http, log_requests=config.enable_log_requests)
     if config.allowed_origins:  # outermost: a refusal too must be readable for a page that is allowed
         app.add_middleware(
             CORSMiddleware,

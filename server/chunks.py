@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -64,10 +64,14 @@ class Chunks:
         if self._counts:
             self._usage.add(index, output)
 
-    def write(self, index: int, output: RequestOutput) -> bytes:
-        """A chunk for each piece of a delta, which may be none. Deltas of other prompts may be written meanwhile."""
+    def write(self, index: int, output: RequestOutput, encode: Callable[[Any], bytes] = msgspec.json.encode) -> bytes:
+        """A chunk for each piece of a delta, which may be none. Deltas of other prompts may be written meanwhile.
+
+        Args:
+          encode: makes JSON.
+        """
         choices = self._choices[index]
-        pieces = [msgspec.json.encode(piece) for piece in choices.pieces(output)]
+        pieces = [encode(piece) for piece in choices.pieces(output)]
         more = self._usage_field(choices) if self._counts else {}
         end = _end(more)
         chunks = [self._head + piece + end for piece in pieces]

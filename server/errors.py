@@ -76,11 +76,17 @@ def _type(status: int) -> str:
     return named.get(status, "invalid_request_error" if status < 500 else "server_error")
 
 
-def error_response(error: BaseException) -> Response:
-    """The response to an exception."""
+def answered_error(error: BaseException) -> tuple[int, dict[str, dict[str, Any]]]:
+    """As `error_object`, of what the running request is answered with: logs and metrics tell of it."""
     status, body = error_object(error)
     if (request := CURRENT.get()) is not None:
-        request.error = body["error"]["code"], body["error"]["param"]
+        request.error, request.error_status = (body["error"]["code"], body["error"]["param"]), status
+    return status, body
+
+
+def error_response(error: BaseException) -> Response:
+    """The response to an exception."""
+    status, body = answered_error(error)
     headers = {"Retry-After": str(RETRY_SECONDS)} if isinstance(error, QueueFullError) else None
     headers = getattr(error, "headers", None) or headers
     return Response(msgspec.json.encode(body), status, headers, media_type="application/json")
@@ -92,7 +98,7 @@ def shown(value: Any) -> str:
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Makes every exception that a route may raise an error object; `middleware.Answers` does the others."""
+    """Makes every exception that a route may raise an error object; `RequestIdMiddleware` does the others."""
 
     async def failed(_: Request, error: Exception) -> Response:
         return error_response(error)

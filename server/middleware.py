@@ -25,7 +25,7 @@ _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 _REQUEST_ID = re.compile(rb"[\x20-\x7e]{0,256}")
 
 
-class Answers:
+class RequestIdMiddleware:
     """Gives each request an id, the client's `X-Request-Id` if it sent one, and echoes it in the response.
 
     It answers an exception that nothing else caught; the connection stays usable, unlike with starlette's own way.
@@ -69,12 +69,14 @@ class Answers:
             logger.exception("request %s failed", request_id)
             await error_response(e)(scope, receive, send_with_id)
         finally:
+            if status is not None and watched.error_status is not None:  # of a stream that has failed midway
+                status = watched.error_status
             self._watch.end(watched, status)
             if status is not None and status >= 400:
                 log_refusal(watched, status, enabled=self._log_requests)
 
 
-class Gate:
+class AccessMiddleware:
     """Turns away who has no key, pages of other origins, and what is too much at once; before a body is read."""
 
     def __init__(self, app: Any, config: ServerConfig, keys: ApiKeys | None):
@@ -128,8 +130,10 @@ class Gate:
     def _foreign(self, origin: str, host: str) -> APIError | None:
         """Why a web page of this origin may not change anything here.
 
-        A page of any site can send requests to this machine's own addresses. Browsers say in `Origin` who asks; and
-        what a name means may change under a page, so that without keys only names that cannot are ours.
+        A page of any site can send requests to this machine's own addresses. Browsers say in `Origin` who asks: ours
+        is the origin that is asked. But what a name means may change under a page. So a server without keys that
+        listens on loopback takes for its own only names that always mean this machine, and addresses. One that listens
+        elsewhere takes any name: it does not know its own, and whoever reaches it may use it anyway.
         """
         if "*" in self._origins or origin in self._origins:
             return None

@@ -11,9 +11,9 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from jaxpaged.engine.output import RequestOutput
-from server.answers import LONG, length
+from server.answers import LONG, encoded, length
 from server.chunks import Chunks, error_event
-from server.errors import ClientGone, error_object, logger
+from server.errors import ClientGone, answered_error, error_object, logger
 
 T = TypeVar("T")
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
@@ -31,6 +31,7 @@ class EventStream(Response):
         del self.headers["content-length"]
         self._streams, self._chunks = streams, chunks
         self._begun, self._beginning = False, asyncio.Lock()
+        self._cannot_send = False
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Sends until the outputs end or the client goes, whichever comes first."""
@@ -47,9 +48,9 @@ class EventStream(Response):
             await self._begin(send)
             last = self._chunks.end()
         except Exception as e:
-            if not self._begun:
+            if not self._begun or self._cannot_send:
                 raise
-            status, body = error_object(e)  # the status has been sent: the error can only be an event
+            status, body = answered_error(e)  # the status has been sent: the error can only be an event
             if status == 500:
                 logger.error("a stream failed", exc_info=e)
             last = error_event(body)
@@ -66,14 +67,21 @@ class EventStream(Response):
                     if length(output) < LONG:
                         body = chunks.write(index, output)
                     else:  # a whole prompt's log-probabilities, say
-                        body = await asyncio.to_thread(chunks.write, index, output)
+                        body = await asyncio.to_thread(chunks.write, index, output, encoded)
                     if not self._begun:
                         await self._begin(send)
                     if body:
-                        await send_past_layers({"type": "http.response.body", "body": body, "more_body": True})
+                        await self._pass_on(send_past_layers, body)
         except Exception:
             async with self._beginning:  # a start that another stream has begun is not cut off
                 raise
+
+    async def _pass_on(self, send: Any, body: bytes) -> None:
+        try:
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+        except Exception:
+            self._cannot_send = True  # so not what has happened either
+            raise
 
     async def _begin(self, send: Any) -> None:
         """Starts the response unless it has been: the first of several streams does."""
@@ -102,9 +110,15 @@ async def _client_gone(receive: Any) -> None:
 
 
 async def _cancel(*tasks: asyncio.Future[Any]) -> None:
-    for task in tasks:
+    """Ends tasks. If one fails while it ends, nobody waits for it any more: a fault of ours goes to the log."""
+    running = [task for task in tasks if not task.done()]
+    for task in running:
         task.cancel()
-    await asyncio.wait(tasks)
+    if running:
+        await asyncio.wait(running)
+    for task in running:
+        if not task.cancelled() and (error := task.exception()) and error_object(error)[0] == 500:
+            logger.error("what was cancelled failed", exc_info=error)
 
 
 async def together(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -33,7 +34,7 @@ async def create_completion(http: Request) -> Response:
         params = await beside(http, lambda: sampling_params(body, state.config.override_generation_config))
         prepared = await unless_gone(http, _prepare(state, body, params, head["id"]))
     form = state.logprob_format(body)
-    texts = [await _echo(state, body, p) for p in prepared]
+    texts = await unless_gone(http, _echoed(state, body, prepared)) if body.echo else [None] * len(prepared)
     makers = [
         CompletionChoices(p, body, form, first_index=i * params.n, prompt_text=text)
         for i, (p, text) in enumerate(zip(prepared, texts, strict=True))
@@ -60,8 +61,9 @@ async def _prepare(
     return await state.prepare_all(body, body.prompt, params, request_id, add_special_tokens=special)
 
 
-async def _echo(state: Serving, body: CompletionRequest, prepared: PreparedRequest) -> tuple[str, list[int]] | None:
-    """The prompt's text and its tokens' places, if it is echoed: without what was cut off."""
-    if not body.echo:
-        return None
-    return await state.llm.prompt_text(prepared, as_given=body.truncate_prompt_tokens is None)
+async def _echoed(
+    state: Serving, body: CompletionRequest, prepared: Sequence[PreparedRequest]
+) -> list[tuple[str, list[int]]]:
+    """The prompts' texts and their tokens' places: without what was cut off."""
+    as_given = body.truncate_prompt_tokens is None
+    return [await state.llm.prompt_text(each, as_given=as_given) for each in prepared]

@@ -18,6 +18,7 @@ from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.engine.async_llm import PreparedRequest
 from jaxpaged.engine.output import RequestOutput
 from jaxpaged.errors import InvalidRequestError
+from server.answers import told_reason
 from server.body import read_body
 from server.errors import APIError
 from server.protocol.embeddings import EmbeddingRequest
@@ -89,7 +90,8 @@ async def _prepare_one(
 def _vector(index: int, output: RequestOutput) -> np.ndarray:
     if output.embedding is None:
         status = 503 if output.finish_reason == "abort" else 500
-        raise APIError(status, f"input[{index}] has no embedding: {output.stop_reason or output.finish_reason}")
+        why = told_reason(output.stop_reason or output.finish_reason)
+        raise APIError(status, f"input[{index}] has no embedding: {why}")
     return output.embedding
 
 

@@ -10,9 +10,9 @@ from server.tools.formats import ToolFormat
 
 _INTRODUCTION = """You can call these tools:
 {tools}
-To call tools, answer with the calls and nothing else. One call is written so:
+To call tools, answer with the calls and nothing else. One:
 {one}
-Two calls:
+Two:
 {two}
 Otherwise answer in plain text."""
 _EXAMPLE = {"name": "NAME", "arguments": {"ARGUMENT": "VALUE"}}

@@ -29,6 +29,7 @@ class HttpRequest:
       scope: as ASGI tells it.
       route: the template of its path, of which there are few; "none" before it is found, or if it was turned away.
       error: `code` and `param` of the error that it is answered with.
+      error_status: the status of that error, which may come when a stream has begun with another; None: there is none.
       started: when it came, as `time.perf_counter` tells it.
     """
 
@@ -37,6 +38,7 @@ class HttpRequest:
     route: str = NO_ROUTE
     started: float = field(default_factory=time.perf_counter)
     error: tuple[str | None, str | None] = (None, None)
+    error_status: int | None = None
 
     @property
     def method(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +14,7 @@ import msgspec
 import openai
 import pytest
 
-from jaxpaged.core.request import FAILURES
+from jaxpaged.core.request import FAILURES, Ending
 from jaxpaged.core.step import NONE_ALLOWED, NOT_FINITE
 from server.answers import encoded
 from tests.server.conftest import LiveServer, wait_for
@@ -78,6 +79,35 @@ def test_some_choices_failed(failing, path) -> None:
     for event in server.events(path, **body):
         reasons |= {c["index"]: c["finish_reason"] for c in event["choices"] if c["finish_reason"]}
     assert reasons == {0: "length", 1: "error", 2: "length"}
+
+
+@pytest.mark.parametrize("path", PROMPTS)
+@pytest.mark.parametrize("failed", [(0,), (0, 1, 2)])
+def test_what_failed_is_told_without_details(failing, monkeypatch, path, failed) -> None:
+    """They are the words of an exception of ours."""
+    monkeypatch.setitem(FAILURES, NOT_FINITE, Ending("error", "the grammar failed: KeyError('SECRET')"))
+    server = failing(*failed)
+    body = {**PROMPTS[path], "n": 3, "max_tokens": 4}
+    told = [server.post(path, **body, stream=stream).text for stream in (False, True)]
+    assert all("the grammar failed" in text and "SECRET" not in text for text in told)
+
+
+@pytest.mark.parametrize("path", PROMPTS)
+def test_a_stream_that_fails_midway_is_counted_and_logged_as_what_it_is(failing, caplog, path) -> None:
+    """Though its status was sent when all was well."""
+    server = failing(0)
+    server.engine.delay = 0.02
+
+    def counted() -> float:
+        labels = f'{{handler="{path}",method="POST",status="500"}}'
+        text = server.http.get("/metrics").text
+        return float((re.search(rf"^http_requests_total{re.escape(labels)} (.+)$", text, re.M) or ["", "0"])[1])
+
+    before = counted()
+    with caplog.at_level(logging.WARNING, "jaxpaged.requests"):
+        assert server.post(path, **PROMPTS[path], max_tokens=9, stream=True).status_code == 200
+        wait_for(lambda: counted() == before + 1)
+    assert f"POST {path} was answered 500 (code generation_error)" in caplog.text
 
 
 @pytest.mark.parametrize("path", PROMPTS)

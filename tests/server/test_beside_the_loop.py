@@ -147,3 +147,15 @@ def test_prompts_of_a_request_share_what_its_parameters_cost(start, monkeypatch)
         assert costs == ["_check_grammar", "bad_word_ids", "check_params"] * times
     wrong = server.post("/v1/completions", prompt=["a"] * 10, max_tokens=1, allowed_token_ids=[10**6])
     assert wrong.status_code == 400 and wrong.json()["error"]["param"] == "allowed_token_ids"
+
+
+@pytest.mark.parametrize("path", MANY_TEXTS)
+def test_a_text_that_is_refused_ends_the_work_on_the_others(live: LiveServer, monkeypatch, path: str) -> None:
+    """Nobody waits for it any more."""
+    encoded: list[str] = []
+    encode = live.tokenizer.encode
+    monkeypatch.setattr(live.tokenizer, "encode", lambda text, **o: encoded.append(text) or encode(text, **o))
+    (name, texts), *_ = MANY_TEXTS[path].items()
+    assert live.post(path, **{**MANY_TEXTS[path], name: ["x" * 10_000, *texts]}).status_code == 400
+    assert live.post("/tokenize", prompt="short").status_code == 200
+    assert len(encoded) <= 2

@@ -157,7 +157,7 @@ def test_many_clients_share_one_tokenizer(live) -> None:
     def ask(number: int) -> int:
         path = list(PROMPTS)[number % 2]
         calls = number % 2 == 1 and number % 3 != 1  # two thirds of the chats: a third of all
-        text = f"a long prompt {number} " * (5 if calls else 15)  # what tells of tools takes room, too
+        text = f"a long prompt {number} " * (2 if calls else 15)  # what tells of tools takes room, too
         prompt = {"prompt": text} if number % 2 == 0 else {"messages": [{"role": "user", "content": text}]}
         options = {"bad_words": [f"word {number}"]} if number % 3 else {"stop": ["###"], "truncate_prompt_tokens": 50}
         if calls:
