@@ -29,7 +29,8 @@ import uvloop
 from benchmarks import record
 from benchmarks.http_client import Client, Reply
 from benchmarks.latencies import METRICS, Outcome, outcome, summary
-from benchmarks.workload import Asked, Lengths, arrivals, requests
+from benchmarks.online_options import arguments
+from benchmarks.workload import Asked, Lengths, Ramp, arrivals, requests
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Load:
 
     Attributes:
       endpoint: path.
-      rate, burstiness: of arrivals, as in `workload.arrivals`.
+      rate, burstiness, ramp: of arrivals, as in `workload.arrivals`.
       max_concurrency: most requests at a time; those that arrive later wait, and are timed from when they are sent.
       timeout: seconds that an answer may take.
       exactly: every answer must have all tokens that it may have (the end of the sequence is ignored).
@@ -50,6 +51,7 @@ class Load:
     max_concurrency: int | None = None
     timeout: float = 600.0
     exactly: bool = True
+    ramp: Ramp | None = None
 
 
 async def send_all(client: Client, asked: Sequence[Asked], load: Load, seed: int) -> tuple[list[Reply], float]:
@@ -61,7 +63,7 @@ async def send_all(client: Client, asked: Sequence[Asked], load: Load, seed: int
         async with places:
             return await client.post(load.endpoint, request.body, timeout=load.timeout)
 
-    times = arrivals(len(asked), load.rate, load.burstiness, seed)
+    times = arrivals(len(asked), load.ramp or load.rate, load.burstiness, seed)
     gc.collect()
     gc.freeze()
     start = time.monotonic()
@@ -112,106 +114,34 @@ def report(figures: dict[str, Any]) -> str:
     return "\n".join([*lines, "", record.table(rows, columns)] if rows else lines)
 
 
-def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    _add_server(parser.add_argument_group("server"))
-    _add_load(parser.add_argument_group("load"))
-    _add_results(parser.add_argument_group("results"))
-    args = parser.parse_args(argv)
-    if not (args.request_rate > 0 and args.burstiness > 0):
-        parser.error("--request-rate and --burstiness must be above 0")
-    if not 0 <= args.random_range_ratio < 1:
-        parser.error(f"--random-range-ratio {args.random_range_ratio} must be at least 0 and below 1")
-    if min(args.num_prompts, args.random_input_len, args.random_output_len, args.max_concurrency or 1) < 1:
-        parser.error("--num-prompts, --random-input-len, --random-output-len and --max-concurrency must be at least 1")
-    args.metrics = args.percentile_metrics.split(",")
-    args.percentiles = [float(value) for value in args.metric_percentiles.split(",")]
-    args.goals = dict(_goal(parser, text) for text in args.goodput)
-    if unknown := [name for name in [*args.metrics, *args.goals] if name not in METRICS]:
-        parser.error(f"unknown metric {unknown[0]!r}; there are {', '.join(METRICS)}")
-    return args
-
-
-def _add_server(group: Any) -> None:
-    group.add_argument("--base-url", help="http://HOST:PORT (default: from --host and --port)")
-    group.add_argument("--host", default="127.0.0.1")
-    group.add_argument("--port", type=int, default=8000)
-    group.add_argument("--endpoint", default="/v1/completions", choices=("/v1/completions", "/v1/chat/completions"))
-    group.add_argument("--model", help="the name that requests use (default: the first one that the server lists)")
-    group.add_argument("--header", nargs="*", default=[], metavar="KEY=VALUE", help="sent with each request")
-    group.add_argument("--timeout", type=float, default=600.0, help="seconds that an answer may take")
-
-
-def _add_load(group: Any) -> None:
-    group.add_argument("--num-prompts", type=int, default=1000)
-    group.add_argument("--request-rate", type=float, default=float("inf"), help="a second; default: all at once")
-    group.add_argument(
-        "--burstiness", type=float, default=1.0, help="1: a Poisson process; less: bursts; more: more even"
-    )
-    group.add_argument("--max-concurrency", type=int, help="requests at a time")
-    group.add_argument("--num-warmups", type=int, default=0, help="requests sent before, not measured")
-    group.add_argument("--random-input-len", type=int, default=1024, help="tokens; words, for chats")
-    group.add_argument("--random-output-len", type=int, default=128)
-    group.add_argument(
-        "--random-range-ratio", type=float, default=0.0, metavar="R", help="lengths from LEN*(1-R) to LEN*(1+R)"
-    )
-    group.add_argument(
-        "--length-exponent",
-        type=float,
-        default=0.0,
-        metavar="A",
-        help="lengths from a power law, density ~ length**-A (default 0: uniform)",
-    )
-    group.add_argument("--vocab-size", type=int, default=32_000, help="prompts have ids below it")
-    group.add_argument("--ignore-eos", action="store_true", help="every answer has its full length")
-    group.add_argument("--temperature", type=float, default=0.0, help="default: greedy")
-    group.add_argument("--extra-body", type=json.loads, default={}, metavar="JSON", help="more fields of every body")
-    group.add_argument("--seed", type=int, default=0)
-
-
-def _add_results(group: Any) -> None:
-    group.add_argument("--percentile-metrics", default=",".join(METRICS), help="default: all")
-    group.add_argument("--metric-percentiles", default="99", metavar="P,P", help="default: 99")
-    group.add_argument(
-        "--goodput", nargs="+", default=[], metavar="METRIC:MS", help="what a request must meet to count as good"
-    )
-    group.add_argument(
-        "--check",
-        type=int,
-        nargs="?",
-        const=sys.maxsize,
-        default=0,
-        metavar="N",
-        help="send N of the prompts (all, without N) alone as well, afterwards: the texts must be the same",
-    )
-    group.add_argument("--save-result", action="store_true", help="write the figures as JSON")
-    group.add_argument("--result-dir", type=Path, default=Path())
-    group.add_argument("--result-filename", help="default: online-DATE.json")
-
-
-def _goal(parser: argparse.ArgumentParser, text: str) -> tuple[str, float]:
-    name, _, value = text.partition(":")
-    try:
-        return name, float(value)
-    except ValueError:
-        parser.error(f"--goodput {text}: must be METRIC:MILLISECONDS")
-
-
 async def run(args: argparse.Namespace) -> tuple[dict[str, Any], list[Outcome]]:
     """One run: its figures and outcomes."""
     headers = dict(pair.split("=", 1) for pair in args.header)
     if key := os.environ.get("OPENAI_API_KEY"):
         headers = {"Authorization": f"Bearer {key}", **headers}
     client = Client(args.base_url or f"http://{args.host}:{args.port}", headers)
-    args.model = args.model or await model_name(client)
-    fields = {"model": args.model, "temperature": args.temperature, "ignore_eos": args.ignore_eos, **args.extra_body}
+    args.model = args.served_model_name or args.model or await model_name(client)
+    fields = {"model": args.model, "ignore_eos": args.ignore_eos, **args.sampling, **args.extra_body}
     inputs, outputs = (
         Lengths(mean, args.random_range_ratio, args.length_exponent)
         for mean in (args.random_input_len, args.random_output_len)
     )
-    make = {"chat": "chat" in args.endpoint, "vocab_size": args.vocab_size, "fields": fields}
+    make = {
+        "chat": "chat" in args.endpoint,
+        "vocab_size": args.vocab_size,
+        "fields": fields,
+        "prefix_len": args.random_prefix_len,
+    }
     asked = requests(args.num_prompts, inputs, outputs, seed=args.seed, **make)
-    load = Load(args.endpoint, args.request_rate, args.burstiness, args.max_concurrency, args.timeout, args.ignore_eos)
+    load = Load(
+        args.endpoint,
+        args.request_rate,
+        args.burstiness,
+        args.max_concurrency,
+        args.timeout,
+        args.ignore_eos,
+        args.ramp,
+    )
     if args.num_warmups:
         warm_ups = requests(args.num_warmups, inputs, outputs, seed=args.seed + 1, **make)
         await send_all(client, warm_ups, load, args.seed)
@@ -230,6 +160,7 @@ def main() -> None:
         print(f"failed: {fault}")
     if args.save_result:
         settings = {key: value for key, value in vars(args).items() if key not in _NOT_SETTINGS}
+        settings |= dict(pair.partition("=")[::2] for pair in args.metadata)
         settings["header"] = [pair.partition("=")[0] for pair in args.header]  # the values may be secrets
         result = record.record("online", [figures], **{key: _plain(value) for key, value in settings.items()})
         name = args.result_filename or f"online-{time.strftime('%Y%m%d-%H%M%S')}.json"
@@ -237,7 +168,7 @@ def main() -> None:
     sys.exit(1 if faults else 0)
 
 
-_NOT_SETTINGS = ("metrics", "percentiles", "goals")
+_NOT_SETTINGS = ("metrics", "percentiles", "goals", "sampling", "ramp", "disable_tqdm", "metadata")
 
 
 def _plain(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -59,24 +60,28 @@ def requests(
     vocab_size: int,
     seed: int,
     fields: Mapping[str, Any],
+    prefix_len: int = 0,
 ) -> list[Asked]:
     """Random requests that stream and want their usage told.
 
     Args:
       chat: of words, for /v1/chat/completions; else of token ids.
       fields: what every body has besides: the model, how to sample.
+      prefix_len: words or ids that all prompts begin with; `inputs` are those that follow.
     """
     source = random.Random(seed)
     words = _WORDS.split()
+    ids = range(vocab_size // 100, vocab_size * 4 // 5)  # the middle of the vocabulary: special tokens are at its ends
+    draw = functools.partial(source.choice, words if chat else ids)
+    prefix = [draw() for _ in range(prefix_len)]
     made = []
     for _ in range(count):
         input_len, output_len = inputs.draw(source), outputs.draw(source)
+        drawn = [*prefix, *(draw() for _ in range(input_len))]
         if chat:
-            text = " ".join(source.choice(words) for _ in range(input_len))
-            prompt = {"messages": [{"role": "user", "content": text}]}
+            prompt: dict[str, Any] = {"messages": [{"role": "user", "content": " ".join(map(str, drawn))}]}
         else:
-            # The middle of the vocabulary: special tokens are at its ends.
-            prompt = {"prompt": [source.randrange(vocab_size // 100, vocab_size * 4 // 5) for _ in range(input_len)]}
+            prompt = {"prompt": drawn}
         body = {
             **prompt,
             "max_tokens": output_len,
@@ -88,7 +93,27 @@ def requests(
     return made
 
 
-def arrivals(count: int, rate: float, burstiness: float, seed: int) -> list[float]:
+@dataclass(frozen=True)
+class Ramp:
+    """A rate of requests that grows, or falls, from the first one to the last.
+
+    Attributes:
+      strategy: "linear" or "exponential".
+      start, end: requests a second.
+    """
+
+    strategy: str
+    start: float
+    end: float
+
+    def at(self, progress: float) -> float:
+        """The rate when this part of the requests, 0 to 1, has been sent."""
+        if self.strategy == "linear":
+            return self.start + (self.end - self.start) * progress
+        return self.start * (self.end / self.start) ** progress
+
+
+def arrivals(count: int, rate: float | Ramp, burstiness: float, seed: int) -> list[float]:
     """Seconds from the start at which requests arrive: a Poisson process, or one of gamma-distributed gaps.
 
     Args:
@@ -100,9 +125,9 @@ def arrivals(count: int, rate: float, burstiness: float, seed: int) -> list[floa
         return [0.0] * count
     source = random.Random(seed)
     at = 0.0
-    times = []
-    for _ in range(count):
-        at += source.gammavariate(burstiness, 1 / (rate * burstiness))
+    times, gaps = [], [1 / (rate.at(i / count) if isinstance(rate, Ramp) else rate) for i in range(count)]
+    for gap in gaps:
+        at += source.gammavariate(burstiness, gap / burstiness)
         times.append(at)
-    scale = count / rate / times[-1]
+    scale = sum(gaps) / times[-1]
     return [time * scale for time in times]

@@ -15,7 +15,8 @@ import pytest
 from benchmarks import online
 from benchmarks.http_client import Client, Reply
 from benchmarks.latencies import Outcome, outcome, percentile, summary
-from benchmarks.workload import Lengths, arrivals, requests
+from benchmarks.online_options import BACKENDS, ELSEWHERE
+from benchmarks.workload import Lengths, Ramp, arrivals, requests
 from tests import tiny_tokenizers
 from tests.server.conftest import LiveServer
 
@@ -213,6 +214,21 @@ class TestWorkload:
         assert spread(100.0) == pytest.approx(0.1, rel=0.15)
         assert arrivals(3, float("inf"), 1.0, seed=0) == [0.0, 0.0, 0.0]
 
+    @pytest.mark.parametrize("strategy", ["linear", "exponential"])
+    def test_a_rate_may_ramp_up(self, strategy: str) -> None:
+        times = arrivals(2000, Ramp(strategy, 1.0, 100.0), 1.0, seed=3)
+        first, last = times[200] - times[0], times[-1] - times[-201]
+        assert times == sorted(times) and first > 5 * last
+        assert arrivals(9, Ramp(strategy, 4.0, 4.0), 1.0, seed=3) == pytest.approx(arrivals(9, 4.0, 1.0, seed=3))
+
+    @pytest.mark.parametrize("chat", [False, True])
+    def test_prompts_may_begin_alike(self, chat: bool) -> None:
+        made = requests(4, Lengths(3), Lengths(2), chat=chat, vocab_size=10**6, seed=1, fields={}, prefix_len=20)
+        bodies = [json.loads(request.body) for request in made]
+        prompts = [body["messages"][0]["content"].split() if chat else body["prompt"] for body in bodies]
+        assert {len(prompt) for prompt in prompts} == {23} and len({tuple(prompt[:20]) for prompt in prompts}) == 1
+        assert len({tuple(prompt) for prompt in prompts}) > 1
+
     @pytest.mark.parametrize("chat", [False, True])
     def test_requests_are_repeatable_and_differ(self, chat: bool) -> None:
         def make(seed: int) -> list[dict]:
@@ -252,6 +268,41 @@ class TestRun:
         assert (row["completed"], row["failed"]) == (12, 0)
         assert row["request_goodput"] == pytest.approx(row["request_throughput"])
         assert row["median_e2el_ms"] >= row["median_ttft_ms"] > 0
+
+    def test_a_command_line_of_vllm(self, server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        flags = (
+            f"--backend openai-chat --base-url {server.url} --model some/path --served-model-name alias --dataset-name "
+            "random --random-input-len 4 --random-prefix-len 3 --random-output-len 3 --num-prompts 5 --disable-tqdm "
+            "--top-p 0.9 --top-k 4 --temperature 0.5 --ramp-up-strategy linear --ramp-up-start-rps 50 "
+            f"--ramp-up-end-rps 500 --metadata run=7 --save-result --result-dir {tmp_path} --result-filename out.json"
+        )
+        seen, make = [], server.engine.make_request
+        monkeypatch.setattr(server.engine, "make_request", lambda *a, **k: seen.append(a[2]) or make(*a, **k))
+        monkeypatch.setattr("sys.argv", ["online", *flags.split()])
+        with pytest.raises(SystemExit) as ended:
+            online.main()
+        settings = json.loads((tmp_path / "out.json").read_text())["settings"]
+        assert (ended.value.code, settings["run"], settings["model"]) == (0, "7", "alias")
+        assert len(seen) == 5 and {(p.top_p, p.top_k, p.temperature) for p in seen} == {(0.9, 4, 0.5)}
+
+    @pytest.mark.parametrize("name", ELSEWHERE)
+    def test_other_flags_of_vllm_are_refused_with_advice(self, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+        for values in ([], ["x"]):
+            with pytest.raises(SystemExit):
+                online.arguments([name, *values])
+            assert f"{name} is vLLM's and not built here: {ELSEWHERE[name]}" in capsys.readouterr().err
+
+    def test_what_flags_say_for_others(self, capsys: pytest.CaptureFixture[str]) -> None:
+        for backend, endpoint in BACKENDS.items():
+            assert online.arguments(["--backend", backend]).endpoint == endpoint
+        assert online.arguments([]).vocab_size == 32_000
+        assert online.arguments(["--tokenizer", "demo"]).vocab_size == 49_152
+        for wrong in ("--backend openai-chat --endpoint /v1/completions", "--ramp-up-start-rps 5",
+                      "--ramp-up-strategy linear --ramp-up-start-rps 1 --ramp-up-end-rps 2 --request-rate 3",
+                      "--dataset-name sharegpt", "--random-prefix-len -1"):  # fmt: skip
+            with pytest.raises(SystemExit):
+                online.arguments(wrong.split())
+            assert wrong.split()[0] in capsys.readouterr().err
 
     def test_a_text_that_changes_in_company_is_found(self, server: LiveServer) -> None:
         calls = iter(range(10**6))
