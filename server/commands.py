@@ -12,7 +12,7 @@ from server.api_keys import configured_keys
 from server.listen import Listener
 from server.options.file import read_options
 from server.options.flags import API_KEY_VARIABLE, add_flags, engine_config_of, flags, server_config_of
-from server.options.vllm import add_vllm_flags
+from server.options.vllm import add_vllm_flags, contradiction
 from server.terminal.prompts import read_prompts
 
 _MODEL = '"demo", a local folder, a .gguf file, or a Hugging Face name'
@@ -78,6 +78,9 @@ def _finish_serve(arguments: argparse.Namespace) -> None:
     """Adds what the file of options says, and finds the model."""
     if arguments.config == "":
         arguments.parser.error("--config must name a file")
+    message = contradiction(vars(arguments))
+    if message is not None:
+        arguments.parser.error(message)
     options = read_options(arguments.config, arguments.flags) if arguments.config else {}
     models = list(dict.fromkeys(m for m in (arguments.model, arguments.model_flag) if m is not None))
     if len(models) > 1:

@@ -10,7 +10,8 @@ import yaml
 
 from jaxpaged.errors import ConfigError
 from server.options.flags import Flag, nearest
-from server.options.vllm import ALONE, VLLM_FLAGS, refusal, warning
+from server.options.vllm import ALONE, VLLM_FLAGS, contradiction, refusal, warning
+from server.options.vllm_table import CONTRADICTS
 
 MAX_BYTES = 64 * 1024
 _MOST_FAULTS = 20  # are told at once
@@ -37,6 +38,8 @@ def read_options(path: str, flags: Iterable[Flag]) -> dict[str, Any]:
             if len(faults) == _MOST_FAULTS:
                 break
             continue
+        if not dest and option is None and name in CONTRADICTS and str(value.value).lower() == "true":
+            found["vllm_so_anyway"] = (*found.get("vllm_so_anyway", ()), name)
         if not dest:
             if option is not None:
                 found["vllm_ignored"] = (*found.get("vllm_ignored", ()), f"{where}: {option}")
@@ -44,6 +47,9 @@ def read_options(path: str, flags: Iterable[Flag]) -> dict[str, Any]:
         if dest in seen:
             faults.append(f"{where}: is given in line {seen[dest]} already")
         seen[dest], found[dest] = line, option
+    message = contradiction(found)
+    if message is not None:
+        faults.append(f"{path}: {message}")
     if faults:
         raise ConfigError("\n  ".join(faults))
     return found

@@ -22,6 +22,7 @@ from jaxpaged.engine.core_child import API_KEY_VARIABLES
 from server.chat.reasoning import REASONING_FORMATS
 from server.config import LOG_LEVELS, ServerConfig
 from server.options import values
+from server.options.vllm_table import VALUES
 from server.tools.formats import TOOL_FORMATS
 
 API_KEY_VARIABLE, _VLLM_KEY_VARIABLE = API_KEY_VARIABLES
@@ -144,7 +145,8 @@ class Flag:
             return values.strings(text)
         choices = _CHOICES.get(self.field)
         if choices and text not in choices:
-            raise ValueError(f"{text!r} is none of {', '.join((*choices, *[NONE] * self.optional))}")
+            vllms = "vLLM's and not built here: it is " if text in VALUES.get(self.field, "").split() else ""
+            raise ValueError(f"{text!r} is {vllms}none of {', '.join((*choices, *[NONE] * self.optional))}")
         return _PARSERS[self.kind](text)
 
     def add_to(self, group: argparse._ArgumentGroup) -> None:

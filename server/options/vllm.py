@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-from server.options.vllm_table import IGNORED, NEUTRAL, REFUSED, SO_ANYWAY
+from server.options.vllm_table import CONTRADICTS, IGNORED, NEUTRAL, REFUSED, SO_ANYWAY
 
 ALONE = ""  # the flag without a value
 
@@ -48,9 +48,10 @@ VLLM_FLAGS = _table()
 def add_vllm_flags(parser: argparse.ArgumentParser, own: Collection[str]) -> None:
     """Adds the flags, unseen in the help, but for those that the parser has itself.
 
-    What is wrong with them is collected in `vllm_refused` and `vllm_ignored` of what is parsed.
+    What is wrong with them is collected in `vllm_refused` and `vllm_ignored` of what is parsed, and in `vllm_so_anyway`
+    those that may contradict ours.
     """
-    parser.set_defaults(vllm_refused=(), vllm_ignored=())
+    parser.set_defaults(vllm_refused=(), vllm_ignored=(), vllm_so_anyway=())
     for name, flag in VLLM_FLAGS.items():
         if name not in own:
             parser.add_argument(
@@ -79,6 +80,15 @@ def warning(name: str) -> str | None:
     return f"{name} makes no difference here: {flag.advice}" if flag.ignored else None
 
 
+def contradiction(given: Mapping[str, Any]) -> str | None:
+    """Which two flags do not go together, of a command line or a file: arguments, and `vllm_so_anyway`."""
+    for name in given.get("vllm_so_anyway", ()):
+        dest, value, flag = CONTRADICTS[name]
+        if given.get(dest) is value:
+            return f"{name} contradicts {flag}"
+    return None
+
+
 class _Known(argparse.Action):
     def __call__(
         self, _: argparse.ArgumentParser, namespace: Any, values: Any, option_string: str | None = None
@@ -88,3 +98,5 @@ class _Known(argparse.Action):
             namespace.vllm_refused = (*namespace.vllm_refused, message)
         elif message := warning(name):
             namespace.vllm_ignored = (*namespace.vllm_ignored, message)
+        elif name in CONTRADICTS:
+            namespace.vllm_so_anyway = (*namespace.vllm_so_anyway, name)

@@ -12,6 +12,25 @@ SO_ANYWAY = """
     --enable-server-load-tracking --enable-offline-docs --disable-log-requests --use-tqdm-on-load
 """
 
+# Some of these ask for the opposite of a flag of ours: its argument, what that becomes, and how it is given.
+CONTRADICTS = {
+    "--disable-log-requests": ("ServerConfig.enable_log_requests", True, "--enable-log-requests"),
+    "--async-scheduling": ("EngineConfig.overlap", False, "--no-overlap"),
+    "--enable-offline-docs": ("ServerConfig.disable_fastapi_docs", True, "--disable-fastapi-docs"),
+}
+
+# Values of vLLM's, of flags that we have, and not with these.
+VALUES = {
+    "kv_cache_dtype": "fp8 fp8_e4m3 fp8_e5m2 fp8_inc fp8_ds_mla nvfp4",
+    "load_format": "pt npcache tensorizer runai_streamer runai_streamer_sharded bitsandbytes gguf sharded_state "
+    "mistral fastsafetensors",
+    "tool_call_parser": "deepseek_v32 ernie45 functiongemma gemma4 gigachat3 glm45 glm47 granite granite-20b-fc "
+    "granite4 hunyuan_a13b internlm jamba kimi_k2 longcat minimax minimax_m2 olmo3 openai phi4_mini_json qwen3_coder "
+    "qwen3_xml seed_oss step3 step3p5 xlam",
+    "reasoning_parser": "deepseek_v3 ernie45 gemma4 glm45 openai_gptoss granite holo2 hunyuan_a13b kimi_k2 minimax_m2 "
+    "minimax_m2_append_think mistral nemotron_v3 olmo3 seed_oss step3 step3p5",
+}
+
 # They would make no difference to answers or to who is served: a warning, and on. (why, names)
 IGNORED = (
     ("code from a model's repository is never run, and no supported model needs it", "--trust-remote-code"),

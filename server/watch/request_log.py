@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import msgspec
 
@@ -14,7 +16,7 @@ from server.protocol.chat import ChatCompletionRequest
 from server.protocol.completions import CompletionRequest
 from server.protocol.embeddings import EmbeddingRequest
 from server.protocol.tokenize import DetokenizeRequest, TokenizeRequest
-from server.watch.http_requests import CURRENT, HttpRequest
+from server.watch.http_requests import CURRENT, NO_ROUTE, HttpRequest
 
 logger = logging.getLogger("jaxpaged.requests")
 # Numbers and switches only: all others hold what the user wrote.
@@ -91,11 +93,25 @@ def log_refusal(request: HttpRequest, status: int, *, enabled: bool) -> None:
         logging.WARNING if status >= 500 else logging.INFO,
         "%s %s was answered %d%s",
         request.method,
-        request.route,
+        _path_of_ours(request.scope) if request.route == NO_ROUTE else request.route,
         status,
         f" ({', '.join(details)})" if details else "",
         extra={"request_id": request.request_id},
     )
+
+
+def _path_of_ours(scope: Any) -> str:
+    """The path of who was turned away before a route was looked for, if there is such a route: others may be words."""
+    return scope["path"] if scope["path"] in _paths(scope["app"].routes) else NO_ROUTE
+
+
+def _paths(routes: Iterable[Any]) -> Iterator[str]:
+    for route in routes:
+        router = getattr(route, "original_router", None)  # FastAPI keeps the routers that it includes as they are
+        if router is not None:
+            yield from _paths(router.routes)
+        elif hasattr(route, "path"):
+            yield route.path
 
 
 def printable(request_id: str) -> str:

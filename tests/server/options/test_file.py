@@ -104,6 +104,7 @@ def test_what_makes_no_difference_is_a_warning(write, capsys) -> None:
         ("override-generation-config: {temperature: !!binary é}", 1, ("base64",)),
         ("override-generation-config: {temperature: !none x}", 1, ("!none",)),
         ("override-generation-config: {temperature: !!python/name:os.system x}", 1, ("python/name",)),
+        ("kv-cache-dtype: fp8", 1, ("'fp8' is vLLM's and not built here",)),
         ("enable-lora: true", 1, ("enable-lora", "merge the adapter")),
         ("speculative-config: {method: ngram}", 1, ("speculative-config", "not built")),
         ("pipeline-parallel-size: 2", 1, ("pipeline-parallel-size",)),
@@ -153,6 +154,15 @@ def test_all_mistakes_are_told_at_once(write, capsys) -> None:
     ]
     assert main(["serve", "m", "--config", write("".join(f"wrong-{i}: 1\n" for i in range(3000)))]) == 1
     assert capsys.readouterr().err.count("\n") == 20
+
+
+def test_a_contradiction_within_a_file(write, capsys) -> None:
+    path = write("disable-log-requests: true\nenable-log-requests: true")
+    assert main(["serve", "m", "--config", path]) == 1
+    assert capsys.readouterr().err.endswith(": --disable-log-requests contradicts --enable-log-requests\n")
+    path = write("disable-log-requests: true")  # the command line goes before it
+    assert server_config_of(parse(["serve", "m", "--config", path, "--enable-log-requests"])).enable_log_requests
+    parse(["serve", "m", "--config", write("disable-log-requests: false\nenable-log-requests: true")])
 
 
 def test_a_file_without_a_name(capsys) -> None:

@@ -13,6 +13,7 @@ from server.config import ServerConfig
 from server.options import values
 from server.options.flags import API_KEY_VARIABLE, engine_config_of, flags, server_config_of
 from server.options.vllm import VLLM_FLAGS
+from server.options.vllm_table import CONTRADICTS, VALUES
 
 
 @pytest.mark.parametrize(
@@ -176,6 +177,21 @@ def test_values_of_ignored_flags_are_not_the_model(capsys) -> None:
     assert capsys.readouterr().err.count("makes no difference") == 5
 
 
+def test_values_of_vllm_are_none_of_ours() -> None:
+    for flag in flags():
+        for text in VALUES.get(flag.field, "").split():
+            with pytest.raises(ValueError, match="not built here"):
+                flag.value(text)
+
+
+def test_what_contradicts_a_flag_goes_with_its_opposite(capsys) -> None:
+    by_dest = {flag.dest: flag for flag in flags()}
+    for name, (dest, value, spelled) in CONTRADICTS.items():
+        opposite = by_dest[dest].name if not value else by_dest[dest].name.replace("--", "--no-", 1)
+        parse(["serve", "m", name, opposite])
+        assert VLLM_FLAGS[name].advice == "" and f"{name} contradicts {spelled}" in refused(capsys, "m", name, spelled)
+
+
 def test_all_bad_flags_are_told_at_once(capsys) -> None:
     with pytest.raises(SystemExit):
         main(["serve", "m", "--quantization", "awq", "--no-such-flag", "4", "--enable-lora", "--enforce-eager"])
@@ -197,11 +213,22 @@ def test_all_bad_flags_are_told_at_once(capsys) -> None:
         ("m --max-num-seqs many", ("--max-num-seqs", "'many' is no whole number")),
         ("m --swap-space lots", ("--swap-space", "'lots' is no number")),
         ("m --dtype int4", ("--dtype", "'int4' is none of auto, float32, bfloat16, float16")),
-        ("m --kv-cache-dtype fp8", ("--kv-cache-dtype", "'fp8' is none of")),
+        (
+            "m --kv-cache-dtype fp8",
+            ("--kv-cache-dtype", "'fp8' is vLLM's and not built here: it is none of auto, float32"),
+        ),
         ("m --override-generation-config temperature", ("--override-generation-config", "no JSON")),
         ("m --override-generation-config [1]", ("no JSON object",)),
         ("m --allowed-origins [1]", ("no JSON list of strings",)),
         ("m --tool-call-parser nonesuch", ("--tool-call-parser", "'nonesuch' is none of hermes,")),
+        ("m --tool-call-parser qwen3_coder", ("'qwen3_coder' is vLLM's and not built here", "hermes,")),
+        ("m --reasoning-parser glm45", ("'glm45' is vLLM's and not built here", "qwen3")),
+        ("m --load-format tensorizer", ("'tensorizer' is vLLM's and not built here", "dummy")),
+        (
+            "m --disable-log-requests --enable-log-requests",
+            ("--disable-log-requests contradicts --enable-log-requests",),
+        ),
+        ("m --no-overlap --async-scheduling", ("--async-scheduling contradicts --no-overlap",)),
         ("m -q awq", ("-q", "GGUF", "gguf")),
     ],
 )

@@ -51,18 +51,20 @@ def test_a_request_is_logged_at_its_start_and_end(start, logged):
 
 
 def test_what_is_refused_is_a_line_without_its_words(start, logged):
-    """Its id, route, status, code and field; only where requests are logged."""
+    """Its id, route or path, status, code and field; only where requests are logged."""
     for enabled in (False, True):
         server = start(enable_log_requests=enabled, api_key=("KEYSECRET",))
         headers = {"X-Request-Id": "no", "Authorization": "Bearer KEYSECRET"}
         server.http.post("/v1/completions", json={"prompt": "PROMPTSECRET", "temperature": -1}, headers=headers)
-        server.http.get("/v1/PATHSECRET", headers={**headers, "Authorization": "Bearer OTHERSECRET"})
+        for path in ("/v1/models?key=QUERYSECRET", "/v1/PATHSECRET"):
+            server.http.get(path, headers={**headers, "Authorization": "Bearer OTHERSECRET"})
         assert bool(lines(logged)) is enabled
     assert lines(logged) == [
         "INFO POST /v1/completions was answered 400 (param temperature)",
+        "INFO GET /v1/models was answered 401 (code invalid_api_key)",
         "INFO GET none was answered 401 (code invalid_api_key)",
     ]
-    assert [r.request_id for r in logged.records if r.name == "jaxpaged.requests"] == ["no", "no"]
+    assert [r.request_id for r in logged.records if r.name == "jaxpaged.requests"] == ["no", "no", "no"]
 
 
 @pytest.mark.parametrize(
