@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from jaxpaged.engine.output import CompletionOutput
 from server.chat.choices import ChatChoices
-from server.chat.deltas import CallBegins, Content, Delta, Reasoning
 from server.chat.parser import ChatParser, ReasoningTokens, parsed_message
 from server.chat.plan import ChatPlan
 from server.logprobs import LogprobFormat
+from server.parsing.deltas import CallBegins, Content, Delta, Reasoning
 from server.protocol.chat import ChatCompletionRequest
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from jaxpaged.errors import UnsupportedError
-from server.chat.deltas import CallArguments, CallBegins, Content, Delta, Parser, Reasoning
 from server.chat.reasoning import ReasoningParser
+from server.parsing.deltas import CallArguments, CallBegins, Content, Delta, Parser, Reasoning
 
 if TYPE_CHECKING:
     from jaxpaged.text.tokenizer import Tokenizer

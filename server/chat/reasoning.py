@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 from jaxpaged.errors import ConfigError
-from server.chat.deltas import Content, Reasoning
-from server.tools.json_value import BLANKS
-from server.tools.scanner import Markers, Scanner
+from server.parsing.deltas import Content, Reasoning
+from server.parsing.json_value import BLANKS
+from server.parsing.scanner import Markers, Scanner
 
 
 @dataclass(frozen=True)

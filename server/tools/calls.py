@@ -6,8 +6,8 @@ import json
 from collections.abc import Set
 from typing import Any, Protocol
 
-from server.chat.deltas import CallArguments, CallBegins, Delta
-from server.tools.json_value import BLANKS, JsonValue
+from server.parsing.deltas import CallArguments, CallBegins, Delta
+from server.parsing.json_value import BLANKS, JsonValue
 
 _ARGUMENTS = ("arguments", "parameters")
 _HARMLESS = ("type", "id")  # keys that some models add

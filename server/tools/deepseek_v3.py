@@ -12,9 +12,10 @@ V3 and R1 write a type, a name, and the arguments in a fenced block; V3.1 the na
 
 from __future__ import annotations
 
+from server.parsing.json_value import BLANKS
+from server.parsing.scanner import Markers, State
+from server.tools.call_scanner import CallScanner
 from server.tools.calls import Call, NamedCall
-from server.tools.json_value import BLANKS
-from server.tools.scanner import CallScanner, Markers, State
 
 # The bars are full-width and the blanks are no spaces.
 CALLS, CALL, SEPARATOR, END, CALLS_END = (

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 
 from jaxpaged.errors import ConfigError
-from server.chat.deltas import Parser
+from server.parsing.deltas import Parser
 from server.tools import written
 from server.tools.deepseek_v3 import CALLS, DeepSeekV3Parser
 from server.tools.hermes import OPEN, HermesParser

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from server.parsing.json_value import BLANKS
+from server.parsing.scanner import Markers, State
+from server.tools.call_scanner import CallScanner
 from server.tools.calls import Call, JsonCall
-from server.tools.json_value import BLANKS
-from server.tools.scanner import CallScanner, Markers, State
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from server.parsing.json_value import BLANKS
+from server.parsing.scanner import Markers, State
+from server.tools.call_scanner import CallScanner
 from server.tools.calls import Call, JsonCall, NamedCall
-from server.tools.json_value import BLANKS
-from server.tools.scanner import CallScanner, Markers, State
 
 CALLS, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 MAX_NAME = 256

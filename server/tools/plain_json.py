@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 
+from server.parsing.json_value import BLANKS
+from server.parsing.scanner import Markers, State
+from server.tools.call_scanner import CallScanner
 from server.tools.calls import Call, JsonCall
-from server.tools.json_value import BLANKS
-from server.tools.scanner import CallScanner, Markers, State
 
 
 class PlainJsonParser(CallScanner):

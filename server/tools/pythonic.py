@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence, Set
 
-from server.chat.deltas import CallArguments, CallBegins, Delta
+from server.parsing.deltas import CallArguments, CallBegins, Delta
+from server.parsing.json_value import BLANKS
+from server.parsing.python_value import PythonValue
+from server.parsing.scanner import Markers, State
+from server.tools.call_scanner import CallScanner
 from server.tools.calls import Call
-from server.tools.json_value import BLANKS
-from server.tools.python_value import PythonValue
-from server.tools.scanner import CallScanner, Markers, State
 
 START, END = "<|python_start|>", "<|python_end|>"
 MAX_NAME = 256

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from server.chat.deltas import Delta, Parser
 from server.chat.parser import MadeCall, ParsedMessage, parsed_message
+from server.parsing.deltas import Delta, Parser
 from server.tools.deepseek_v3 import CALL, CALLS, CALLS_END, END, SEPARATOR
 from server.tools.formats import TOOL_FORMATS
 

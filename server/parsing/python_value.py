@@ -6,7 +6,7 @@ import json
 import math
 import re
 
-from server.tools.json_value import BLANKS, MAX_DEPTH
+from server.parsing.json_value import BLANKS, MAX_DEPTH
 
 _MAX_WORD = 400
 _PLAIN = {quote: re.compile(rf"[^\\{quote}]+") for quote in "'\""}
