@@ -4,6 +4,7 @@
     ├── InvalidRequestError (ValueError)      the caller's mistake in one request: HTTP 400
     │   └── RequestTooLargeError              it can never fit the context or the KV cache
     ├── QueueFullError (RuntimeError)         too many requests wait already: HTTP 503
+    ├── UnavailableError (RuntimeError)       the machine has not now what a request needs: HTTP 503
     ├── ConfigError (ValueError)              an engine option is out of range or contradicts another
     ├── ModelError (ValueError)               the model cannot be used
     │   ├── ModelNotFoundError                no such folder, file or name
@@ -41,6 +42,10 @@ class RequestTooLargeError(InvalidRequestError):
 
 class QueueFullError(JaxPagedError, RuntimeError):
     """As many requests wait as the engine lets wait; a later try may succeed."""
+
+
+class UnavailableError(JaxPagedError, RuntimeError):
+    """What one request needs cannot be had now, such as a process or a file; a later try may succeed."""
 
 
 class ConfigError(JaxPagedError, ValueError):

@@ -16,6 +16,7 @@ from jaxpaged.errors import (
     InvalidRequestError,
     QueueFullError,
     RequestTooLargeError,
+    UnavailableError,
     UnsupportedError,
 )
 from server.watch.http_requests import CURRENT
@@ -61,6 +62,8 @@ def error_object(error: BaseException) -> tuple[int, dict[str, dict[str, Any]]]:
         status, code, message = 503, "engine_dead", without_details(message)
     elif isinstance(error, QueueFullError):
         status, code = 503, "queue_full"
+    elif isinstance(error, UnavailableError):
+        status, code, message = 503, "unavailable", without_details(message)
     else:  # a bug of ours: its details are for the log only
         status, message = 500, "internal error"
     return status, {"error": {"message": message, "type": _type(status), "param": param, "code": code}}
@@ -87,7 +90,7 @@ def answered_error(error: BaseException) -> tuple[int, dict[str, dict[str, Any]]
 def error_response(error: BaseException) -> Response:
     """The response to an exception."""
     status, body = answered_error(error)
-    headers = {"Retry-After": str(RETRY_SECONDS)} if isinstance(error, QueueFullError) else None
+    headers = {"Retry-After": str(RETRY_SECONDS)} if isinstance(error, (QueueFullError, UnavailableError)) else None
     headers = getattr(error, "headers", None) or headers
     return Response(msgspec.json.encode(body), status, headers, media_type="application/json")
 
@@ -101,6 +104,10 @@ def install_error_handlers(app: FastAPI) -> None:
     """Makes every exception that a route may raise an error object; `RequestIdMiddleware` does the others."""
 
     async def failed(_: Request, error: Exception) -> Response:
+        return error_response(error)
+
+    async def unavailable(_: Request, error: Exception) -> Response:
+        logger.warning("request failed: %s", error)
         return error_response(error)
 
     async def no_such_route(request: Request, error: Exception) -> Response:
@@ -119,6 +126,7 @@ def install_error_handlers(app: FastAPI) -> None:
 
     for kind in (APIError, InvalidRequestError, UnsupportedError, EngineDeadError, QueueFullError):
         app.add_exception_handler(kind, failed)
+    app.add_exception_handler(UnavailableError, unavailable)
     app.add_exception_handler(HTTPException, http_error)
     app.add_exception_handler(ClientGone, gone)
     app.add_exception_handler(404, no_such_route)

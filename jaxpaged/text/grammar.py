@@ -17,7 +17,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from jaxpaged.core.request import GRAMMAR_STUCK
 from jaxpaged.core.sampling_params import StructuredOutputs
-from jaxpaged.errors import UnsupportedError
+from jaxpaged.errors import UnavailableError, UnsupportedError
 from jaxpaged.text.grammar_check import GrammarChecker, Panic, build_matcher, build_tokenizer, on_deep_stack
 from jaxpaged.text.grammar_source import invalid, llguidance_source, reason
 from jaxpaged.text.tokenizer import Tokenizer
@@ -59,6 +59,7 @@ class GrammarCompiler:
 
         Raises:
           InvalidRequestError: it is not valid, not supported, too large or too hard, or matches no text.
+          UnavailableError: it cannot be tried out now, for want of a process, a thread or a file.
         """
         source = llguidance_source(wanted)
         key = _digest(source)
@@ -126,7 +127,12 @@ class GrammarCompiler:
     def _compile(self, source: str) -> tuple[LLMatcher | str, int | None]:
         """The compiled grammar or what is wrong with it, and the bytes that it takes; None: not to be kept."""
         vocabulary = self._shared()
-        verdict = vocabulary.checker.check(source)
+        try:
+            verdict = vocabulary.checker.check(source)
+        except (OSError, RuntimeError) as error:
+            if self._closed:
+                raise
+            raise UnavailableError(f"grammars cannot be tried out now: {error}") from error
         if verdict.error:
             return reason(verdict.error), len(source) if verdict.lasting else None
         try:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import random
+import subprocess
 import tempfile
 import threading
 import time
@@ -139,6 +141,42 @@ def test_new_grammars_take_no_more_memory_and_no_disk(start, tmp_path, monkeypat
     assert len(cache) < 50 and cache.num_bytes <= 1 << 20
     assert resident() - before < 20  # the allocator keeps some
     assert not list(tmp_path.iterdir())
+    server.check()
+
+
+def no_process(*args: Any, **options: Any) -> None:
+    raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+
+def no_file(*args: Any, **options: Any) -> None:
+    raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/SECRET']")
+
+
+def no_thread(*args: Any, **options: Any) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "fails"),
+    [(subprocess, "Popen", no_process), (tempfile, "TemporaryFile", no_file), (threading, "Timer", no_thread)],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_machine_without_room_to_try_out_grammars(start, monkeypatch, caplog, owner, name, fails, stream) -> None:
+    """A later try may succeed: 503, and the log says why. What needs no new grammar is served."""
+    server: LiveServer = start()
+    server.play([*b"ab", 2], follow_grammars=True)
+    compiler = server.llm._client.grammars
+    compiler.prepare()
+    compiler._shared().checker._bury()
+    asked = {"prompt": "x", "max_tokens": 9, "guided_regex": f"ab|{name}{stream}", "stream": stream}
+    with monkeypatch.context() as broken:
+        broken.setattr(owner, name, fails)
+        response = server.post(COMPLETIONS, **asked)
+        assert (response.status_code, response.json()["error"]["code"]) == (503, "unavailable"), response.text
+        assert response.headers["retry-after"] and "SECRET" not in response.text
+        assert server.post(COMPLETIONS, prompt="x", max_tokens=2).status_code == 200
+    assert any("grammars cannot be tried out now: " in record.getMessage() for record in caplog.records)
+    assert server.post(COMPLETIONS, **asked).status_code == 200
     server.check()
 
 
