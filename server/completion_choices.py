@@ -11,7 +11,10 @@ from server.protocol.completions import CompletionRequest
 
 
 class CompletionChoices:
-    """Those of one prompt. The first piece of each choice has what there is to say of the prompt."""
+    """Builds the `choices` array for one prompt, streamed or whole.
+
+    The first piece of each choice has what there is to say of the prompt.
+    """
 
     reasoning_tokens = None
 

@@ -11,7 +11,7 @@ from server.protocol.chat import ChatCompletionRequest
 
 
 class ChatChoices:
-    """Those of one conversation."""
+    """Builds the `choices` array for one conversation, streamed or whole."""
 
     def __init__(self, body: ChatCompletionRequest, form: LogprobFormat):
         self._body, self._form = body, form
@@ -25,17 +25,7 @@ class ChatChoices:
 
     def whole(self, output: RequestOutput) -> list[dict[str, Any]]:
         """All choices, once they have ended."""
-        return [
-            {
-                "index": completion.index,
-                "message": self._message(completion),
-                "logprobs": self._logprobs(completion),
-                "finish_reason": self._finish_reason(completion),
-                "stop_reason": completion.stop_reason,
-                **self._token_ids(completion),
-            }
-            for completion in output.outputs
-        ]
+        return [self._choice(completion) for completion in output.outputs]
 
     def pieces(self, output: RequestOutput) -> Iterator[dict[str, Any]]:
         """What a delta adds, a piece a chunk: for each choice first its role, then text, at last why it ended."""
@@ -61,6 +51,17 @@ class ChatChoices:
         if self._body.return_token_ids:
             said["prompt_token_ids"] = output.prompt_token_ids
         return said
+
+    def _choice(self, completion: CompletionOutput) -> dict[str, Any]:
+        message = self._message(completion)  # before its reason to end, which may be what it says
+        return {
+            "index": completion.index,
+            "message": message,
+            "logprobs": self._logprobs(completion),
+            "finish_reason": self._finish_reason(completion),
+            "stop_reason": completion.stop_reason,
+            **self._token_ids(completion),
+        }
 
     def _message(self, completion: CompletionOutput) -> dict[str, Any]:
         text = self._echo + completion.text

@@ -11,6 +11,7 @@ from jaxpaged.engine.output import CompletionOutput
 from server.chat.choices import ChatChoices
 from server.chat.parser import ChatParser, ReasoningTokens, parsed_message
 from server.chat.plan import ChatPlan
+from server.chat.reasoning import Prompted
 from server.logprobs import LogprobFormat
 from server.parsing.deltas import CallBegins, Content, Delta, Reasoning
 from server.protocol.chat import ChatCompletionRequest
@@ -23,11 +24,19 @@ _ID_LENGTH = 9  # all that Mistral's templates take
 
 
 class ParsedChoices(ChatChoices):
-    """Those of one conversation."""
+    """Builds the `choices` array for one conversation, streamed or whole."""
 
-    def __init__(self, body: ChatCompletionRequest, form: LogprobFormat, plan: ChatPlan, tokenizer: Tokenizer):
+    def __init__(
+        self,
+        body: ChatCompletionRequest,
+        form: LogprobFormat,
+        plan: ChatPlan,
+        before: Prompted,
+        tokenizer: Tokenizer,
+    ):
+        """Args: before: what the prompt has said of thoughts."""
         super().__init__(body, form)
-        self._plan, self._tokenizer = plan, tokenizer
+        self._plan, self._before, self._tokenizer = plan, before, tokenizer
         self._parsers: dict[int, ChatParser] = {}
         self._thought: dict[int, ReasoningTokens] = {}
         self._gives_reasoning = body.include_reasoning is not False
@@ -64,7 +73,7 @@ class ParsedChoices(ChatChoices):
         index = completion.index
         parser = self._parsers.get(index)
         if parser is None:
-            parser = self._parsers[index] = self._plan.parser()
+            parser = self._parsers[index] = self._plan.parser(self._before)
             if parser.reasoning is not None:
                 self._thought[index] = ReasoningTokens(self._tokenizer, parser.reasoning)
         deltas = parser.feed(completion.text)

@@ -64,7 +64,6 @@ class ChatPlan:
         """
         self._body, self._formats, self._tokenizer = body, formats, tokenizer
         self._has_tools = body.choice != "none"
-        self._may_choose = body.choice != "auto" or config.enable_auto_tool_choice
         if body.chat_template is not None and not config.trust_request_chat_template:
             raise InvalidRequestError(
                 "chat_template is refused: this server does not trust its clients' templates", param="chat_template"
@@ -77,7 +76,6 @@ class ChatPlan:
         is_known = self._speaks_tools or formats.tools_are_named
         self._format = formats.tools if is_known and not body.forces_call else PLAIN_JSON
         self._variables = self._template_variables(template)
-        self._before = Prompted.ENDED if formats.reasoning is None else Prompted.NOTHING
 
     @property
     def parses(self) -> bool:
@@ -127,29 +125,33 @@ class ChatPlan:
                 return {switch: effort != "none", **given}
         return given
 
-    def sampling_params(self, params: SamplingParams, prompt_token_ids: Sequence[int]) -> SamplingParams:
+    def sampling_params(
+        self, params: SamplingParams, prompt_token_ids: Sequence[int]
+    ) -> tuple[SamplingParams, Prompted]:
         """The parameters of an answer to this prompt: its form, and the markers that must reach the parsers.
 
+        Returns:
+          Them, and what the prompt has said of thoughts, which parsers of the answer must know.
+
         Raises:
-          InvalidRequestError: the parameters and the form contradict each other, or the model may not choose.
+          InvalidRequestError: the parameters and the form contradict each other.
         """
-        if not self._may_choose:
-            raise InvalidRequestError('tool_choice="auto" needs a server with enable_auto_tool_choice', param="tools")
+        before = Prompted.ENDED
         if not self.parses:
-            return params
+            return params, before
         changes: dict[str, Any] = {}
         form = self._forced(params)
         if self._formats.reasoning is not None:
-            self._before = self._thoughts_before(self._formats.reasoning, prompt_token_ids, forced=form is not None)
-            if form is not None and self._before is not Prompted.ENDED:
-                begun = self._before is Prompted.BEGUN or self._formats.reasoning.always
+            before = self._thoughts_before(self._formats.reasoning, prompt_token_ids, forced=form is not None)
+            if form is not None and before is not Prompted.ENDED:
+                begun = before is Prompted.BEGUN or self._formats.reasoning.always
                 marks = ("" if begun else self._formats.reasoning.begin, self._formats.reasoning.end)
                 form = msgspec.structs.replace(form, after=marks)
         if form is not params.structured_outputs:
             changes["structured_outputs"] = form
         if shown := [self._formats.control_ids[mark] for mark in self._control_marks(self._marks())]:
             changes["shown_special_ids"] = shown
-        return msgspec.structs.replace(params, **changes) if changes else params
+        return msgspec.structs.replace(params, **changes) if changes else params, before
 
     def _forced(self, params: SamplingParams) -> Any:
         body = self._body
@@ -178,8 +180,12 @@ class ChatPlan:
         """Those that are control tokens of this model."""
         return [mark for mark in marks if mark in self._formats.control_ids]
 
-    def parser(self) -> ChatParser:
-        """A parser for one answer. Call it after `sampling_params`."""
+    def parser(self, before: Prompted) -> ChatParser:
+        """A parser for one answer.
+
+        Args:
+          before: what the prompt has said of thoughts.
+        """
         body, reasoning = self._body, self._formats.reasoning
         calls = None
         if self._has_tools:
@@ -187,7 +193,7 @@ class ChatPlan:
             hidden = () if body.skip_special_tokens is False else self._control_marks(self._format.markers)
             calls = self._format.make(names, hidden)
         return ChatParser(
-            ReasoningParser(reasoning, self._before) if reasoning is not None else None,
+            ReasoningParser(reasoning, before) if reasoning is not None else None,
             calls,
             max_calls=1 if body.parallel_tool_calls is False else None,
         )

@@ -9,11 +9,13 @@ from fastapi.responses import Response
 
 from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.engine.async_llm import PreparedRequest
+from jaxpaged.errors import InvalidRequestError
 from server.answers import Failures, json_answer
 from server.body import beside, read_body
 from server.chat.choices import ChatChoices
 from server.chat.parsed_choices import ParsedChoices
 from server.chat.plan import ChatPlan
+from server.chat.reasoning import Prompted
 from server.chunks import Chunks
 from server.convert import named_as_sent, sampling_params, total_usage
 from server.protocol.chat import ChatCompletionRequest
@@ -34,8 +36,8 @@ async def create_chat_completion(http: Request) -> Response:
     head = state.head(http, body, "chatcmpl", kind)
     with named_as_sent(body):
         plan, params = await beside(http, lambda: _planned(state, body))
-        prepared = await unless_gone(http, _prepare(http, body, plan, params, head["id"]))
-    choices = _choices(state, body, plan)
+        prepared, before = await unless_gone(http, _prepare(http, body, plan, params, head["id"]))
+    choices = _choices(state, body, plan, before)
     stream = state.llm.stream(prepared)
     failures = Failures(params.n, head["id"])
     if body.stream:
@@ -54,19 +56,23 @@ async def create_chat_completion(http: Request) -> Response:
 
 
 def _planned(state: Serving, body: ChatCompletionRequest) -> tuple[ChatPlan, SamplingParams]:
+    if body.choice == "auto" and not state.config.enable_auto_tool_choice:
+        raise InvalidRequestError('tool_choice="auto" needs a server with enable_auto_tool_choice', param="tools")
     plan = ChatPlan(body, state.chat_formats, state.config, state.llm.tokenizer)
     return plan, sampling_params(body, state.config.override_generation_config)
 
 
 async def _prepare(
     http: Request, body: ChatCompletionRequest, plan: ChatPlan, params: SamplingParams, request_id: str
-) -> PreparedRequest:
+) -> tuple[PreparedRequest, Prompted]:
+    """The request, and what its prompt has said of thoughts."""
     state = serving(http)
     messages = await beside(http, lambda: plan.messages)
     ids = await state.llm.render_chat(messages, **plan.template_options)
-    return await state.prepare(body, ids, await beside(http, lambda: plan.sampling_params(params, ids)), request_id)
+    of_answer, before = await beside(http, lambda: plan.sampling_params(params, ids))
+    return await state.prepare(body, ids, of_answer, request_id), before
 
 
-def _choices(state: Serving, body: ChatCompletionRequest, plan: ChatPlan) -> ChatChoices:
+def _choices(state: Serving, body: ChatCompletionRequest, plan: ChatPlan, before: Prompted) -> ChatChoices:
     form = state.logprob_format(body)
-    return ParsedChoices(body, form, plan, state.llm.tokenizer) if plan.parses else ChatChoices(body, form)
+    return ParsedChoices(body, form, plan, before, state.llm.tokenizer) if plan.parses else ChatChoices(body, form)
