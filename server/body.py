@@ -130,7 +130,7 @@ def _message(fault: ErrorDetails, body: Any) -> str:
 
 
 def _place(fault: ErrorDetails, body: Any) -> str:
-    """Where in the body a fault is, without the union members that pydantic names on the way.
+    """Where in the body a fault is. Drops the union-member names that pydantic puts into `loc`.
 
     Those are what the body does not have there. That of `response_format`, which is its type, may also be a key of it.
     """

@@ -167,7 +167,8 @@ class BoundedConnection(HttpToolsProtocol):
 
     @property
     def _is_answering(self) -> bool:
-        """Whether an answer is still to be written, and not instead of it that its own body is none."""
+        """Whether a response is pending. Not so if the only pending request's own body is malformed: the error response
+        then replaces it."""
         cycle = self.cycle
         if cycle is None or cycle.response_complete:
             return False
@@ -298,7 +299,7 @@ class _GentlyClosed:
 
 
 def _fault(headers: list[tuple[bytes, bytes]], version: str) -> APIError | None:
-    """What a proxy may understand otherwise than we do: one of us would be fooled."""
+    """Rejects requests that a proxy could frame differently from us (request smuggling)."""
     names = [name for name, _ in headers]
     for name in _ONCE:
         if names.count(name) > 1:
