@@ -19,6 +19,7 @@ from jaxpaged.engine.async_llm import AsyncLLM
 from jaxpaged.engine.core_client import EngineCoreClient
 from jaxpaged.engine.in_process_client import InProcessClient
 from jaxpaged.engine.messages import Abort, AddRequest, Call
+from jaxpaged.engine.preparation import PreparedRequest
 from jaxpaged.engine.process_client import ProcessClient
 from jaxpaged.errors import EngineDeadError, InvalidRequestError, QueueFullError, RequestTooLargeError, UnsupportedError
 from tests.scripted_core import LOAD, TOKENIZER, load
@@ -124,9 +125,12 @@ def test_wrong_requests_fail_alone_and_say_why(front, options, kind, param) -> N
 
 def test_what_the_core_refuses_reaches_the_reader_before_any_output(front) -> None:
     async def test(llm: AsyncLLM) -> None:
-        results = await asyncio.gather(
-            *(collect(llm, "long", SamplingParams(max_tokens=100)) for _ in range(90)), return_exceptions=True
-        )
+        async def read(prepared: PreparedRequest) -> str:
+            return [output.text async for output in llm.stream(prepared)][-1]
+
+        params = SamplingParams(max_tokens=100, output_kind="final")
+        prepared = [await llm.prepare("long", params) for _ in range(90)]  # then all of them are sent at once
+        results = await asyncio.gather(*map(read, prepared), return_exceptions=True)
         refused = [r for r in results if isinstance(r, QueueFullError)]
         assert refused and "wait already" in str(refused[0])
         assert all(isinstance(r, QueueFullError) or len(r) == len(TOKENIZER.decode([5])) * 100 for r in results)

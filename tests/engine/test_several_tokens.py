@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 
@@ -28,6 +29,9 @@ class _Launched:
 
 class ScriptedRunner:
     """Continues every sequence by a script, a few tokens at a time."""
+
+    module = SimpleNamespace(config=SimpleNamespace(hidden_size=0))
+    num_programs = 0
 
     def __init__(self, script: list[int], tokens_per_step: int):
         self.script, self.tokens_per_step = script, tokens_per_step
