@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 import jinja2.ext
+from jinja2.nodes import Node
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 
@@ -25,6 +27,6 @@ class _Generation(jinja2.ext.Extension):
 
     tags: ClassVar[set[str]] = {"generation"}
 
-    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+    def parse(self, parser: Parser) -> list[Node]:
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)

@@ -35,7 +35,7 @@ def test_no_engine_answers_at_once() -> None:
     "value", ["x", "", "localhost:4318", "ftp://a/b", "http://", "http:///v1", "http://a:b", "http://[a"]
 )
 def test_collectors_have_a_url(value) -> None:
-    with pytest.raises(ConfigError, match="otlp_traces_endpoint=.* must be a URL such as"):
+    with pytest.raises(ConfigError, match=r"otlp_traces_endpoint=.* must be a URL such as"):
         ServerConfig(otlp_traces_endpoint=value)
 
 

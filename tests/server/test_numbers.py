@@ -15,7 +15,9 @@ BODIES = {
     "/v1/completions": (CompletionRequest, '"prompt": "x"'),
     "/v1/chat/completions": (ChatCompletionRequest, '"messages": [{"role": "user", "content": "x"}]'),
 }
-NO_NUMBERS = ("NaN", "Infinity", "-Infinity", "1e999", "-1e999", str(2**70), "9" * 4300, "9" * 6000, "true", '"1"', "[]")
+NO_NUMBERS = (
+    "NaN", "Infinity", "-Infinity", "1e999", "-1e999", str(2**70), "9" * 4300, "9" * 6000, "true", '"1"', "[]",
+)  # fmt: skip
 # What a field needs beside itself, else it would be refused for that.
 BESIDE = {"top_logprobs": '"logprobs": true', "logprob_token_ids": '"logprobs": {one}'}
 
