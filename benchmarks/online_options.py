@@ -58,9 +58,7 @@ def _resolve(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     ramp = (args.ramp_up_strategy, args.ramp_up_start_rps, args.ramp_up_end_rps)
     wrong = None in ramp or args.request_rate != float("inf") or min(ramp[1:]) <= 0
     if ramp != (None, None, None) and wrong:
-        parser.error(
-            "--ramp-up-strategy, --ramp-up-start-rps and --ramp-up-end-rps, above 0, go together, without --request-rate"
-        )
+        parser.error("--ramp-up-strategy, --ramp-up-start-rps and --ramp-up-end-rps, above 0, go together, and alone")
     args.ramp = None if None in ramp else Ramp(*ramp)
 
 

@@ -9,7 +9,7 @@ import itertools
 import json
 import string
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,12 +72,15 @@ class ScriptedEngine:
 
     Attributes:
       config: its options.
-      vocab_size, eos_token_ids, num_programs, hidden_size, pooling: as an engine has them.
+      vocab_size, eos_token_ids, hidden_size, pooling, num_programs, warm_programs, cold_programs: as an engine has
+        them.
     """
 
     vocab_size = VOCAB_SIZE
     eos_token_ids = (EOS,)
     num_programs = hidden_size = 0
+    warm_programs: Mapping[str, Sequence[int]] = {}
+    cold_programs: Mapping[str, Sequence[int]] = {}
     pooling = ""
 
     def __init__(self, config: EngineConfig, seconds_per_step: float = 0.0):

@@ -60,11 +60,10 @@ def serve(config: EngineConfig, server_config: ServerConfig, listener: Listener)
             server_config = resolve_generation(server_config, lambda: generation)  # what is wrong ends it now
             client.wait_until_ready(bars.update)
         page = start_page(
-            client.facts.config,
+            client.facts,
             server_config,
             listener,
             num_cores=client.num_cores,
-            num_programs=client.facts.num_programs,
             weight_bytes=bars.totals.get("load"),
             seconds=time.monotonic() - started,
         )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from jaxpaged.config import EngineConfig
+from jaxpaged.engine.engine_facts import EngineFacts
 from server.config import ServerConfig
 from server.listen import Listener
 
@@ -13,29 +14,29 @@ _KEY_FLAGS = ("--api-key", "--admin-api-key")
 
 
 def start_page(
-    engine: EngineConfig,
+    facts: EngineFacts,
     server: ServerConfig,
     listener: Listener,
     *,
     num_cores: int,
-    num_programs: int,
     weight_bytes: int | None,
     seconds: float,
 ) -> str:
     """The page.
 
     Args:
-      engine: the resolved options of each core.
-      num_programs: compiled ones of each core.
+      facts: of each core.
       weight_bytes: read from the checkpoint; None: nothing was.
       seconds: from the start of the command.
     """
+    engine = facts.config
     return "\n".join(
         f"{title:<12} {text}"
         for title, text in (
             *_model_lines(engine, server, weight_bytes),
             *_capacity_lines(engine, num_cores),
-            ("programs", f"{num_programs} compiled, ready after {seconds:.1f} s"),
+            ("ready", f"after {seconds:.1f} s"),
+            *_program_lines(facts),
             *_server_lines(server, listener, _shows_key(sys.argv)),
         )
     )
@@ -71,6 +72,23 @@ def _capacity_lines(engine: EngineConfig, num_cores: int) -> Iterator[tuple[str,
         f"up to {engine.max_num_seqs} requests{each}, {engine.max_num_batched_tokens} tokens a step; "
         f"prefix caching {'on' if engine.enable_prefix_caching else 'off'}",
     )
+
+
+def _program_lines(facts: EngineFacts) -> Iterator[tuple[str, str]]:
+    warm, cold = _programs(facts.warm_programs), _programs(facts.cold_programs)
+    yield "programs", f"{facts.num_programs} compiled" + (f": {warm}" if warm else "")
+    if cold:
+        yield "cold", f"compiled when first needed, while requests wait (--warmup): {cold}"
+
+
+def _programs(sizes_of: Mapping[str, Sequence[int]]) -> str:
+    return "; ".join(f"{kind}: {_sizes(sizes)}" for kind, sizes in sizes_of.items() if sizes)
+
+
+def _sizes(sizes: Sequence[int]) -> str:
+    """`1, 4, 8 … 256`: those between are powers of two."""
+    shown = [str(size) for size in sizes]
+    return ", ".join(shown) if len(shown) < 6 else f"{', '.join(shown[:3])} … {shown[-1]}"
 
 
 def _server_lines(server: ServerConfig, listener: Listener, shows_key: bool) -> Iterator[tuple[str, str]]:

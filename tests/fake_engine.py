@@ -89,6 +89,7 @@ class FakeEngine:
         self.added: list[str] = []
         self.aborted: list[str] = []
         self.num_programs, self.num_compilations = 3, 0
+        self.warm_programs, self.cold_programs = {"forward, by tokens": [1, 8]}, {"pooling, by tokens": [8]}
         self.hidden_size, self.pooling = HIDDEN_SIZE, "last"
         self.num_resets = 0
         self.profile: str | None = None

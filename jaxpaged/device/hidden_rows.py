@@ -29,6 +29,11 @@ class HiddenRows:
         """Compiled programs."""
         return len(self._gathers)
 
+    @property
+    def sizes(self) -> list[int]:
+        """The T that there are programs for."""
+        return sorted(self._gathers)
+
     def programs(self, token_counts: set[int]) -> list[Callable[[], Any]]:
         """What compiles each program that steps of so many (padded) tokens will need."""
         return [lambda t=t: self._gather(t) for t in sorted(token_counts)]

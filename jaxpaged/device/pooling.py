@@ -31,6 +31,11 @@ class Pooling:
         """Compiled programs."""
         return len(self._programs)
 
+    @property
+    def sizes(self) -> list[int]:
+        """The T that there are programs for."""
+        return sorted(self._programs)
+
     def programs(self, token_counts: set[int]) -> list[Callable[[], Any]]:
         """What compiles each program that steps of so many (padded) tokens will need."""
         return [lambda t=t: self._program(t) for t in sorted(token_counts)]

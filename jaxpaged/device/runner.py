@@ -142,6 +142,31 @@ class Runner:
         parts = (self._blocks, self._hidden_rows, self._prompts, self._pooling)
         return of_steps + sum(part.num_programs for part in parts)
 
+    @property
+    def warm_programs(self) -> dict[str, list[int]]:
+        """Which programs are compiled: kind -> sizes, smallest first."""
+        return {
+            "decoding, by requests": sorted(bucket.rows for bucket in self.programs if bucket.decode_only),
+            "forward, by tokens": sorted(bucket.tokens for bucket in self.programs if not bucket.decode_only),
+            "sampling, by rows": self.samplers.sizes,
+            "prompt logprobs, by tokens": self._hidden_rows.sizes if self._prompts.num_programs else [],
+            "pooling, by tokens": self._pooling.sizes,
+        }
+
+    @property
+    def cold_programs(self) -> dict[str, list[int]]:
+        """Which of them are not, and are compiled when they are first needed."""
+        tokens = sorted({bucket.tokens for bucket in self.buckets.all})
+        every = {
+            "decoding, by requests": [bucket.rows for bucket in self.buckets.decode],
+            "forward, by tokens": [bucket.tokens for bucket in self.buckets.mixed],
+            "sampling, by rows": self.buckets.sample_rows,
+            "prompt logprobs, by tokens": tokens,
+            "pooling, by tokens": tokens,
+        }
+        warm = self.warm_programs
+        return {kind: [size for size in sizes if size not in warm[kind]] for kind, sizes in every.items()}
+
     def pack_options(self, request: Request) -> np.ndarray | None:
         """What a request's `device_options` have to be.
 

@@ -52,6 +52,11 @@ class Samplers:
         """Compiled programs."""
         return len(self.full) + len(self.plain)
 
+    @property
+    def sizes(self) -> list[int]:
+        """The numbers of rows that both kinds are compiled for."""
+        return sorted(self.full.keys() & self.plain.keys())
+
     def programs(self, sizes: Sequence[int]) -> list[Callable[[], Any]]:
         """What compiles each program for such numbers of rows; the slowest first."""
         full = [lambda n=n: self.full_program(n) for n in reversed(sizes)]

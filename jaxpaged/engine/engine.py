@@ -69,6 +69,16 @@ class Engine:
         return self.runner.num_programs
 
     @property
+    def warm_programs(self) -> dict[str, list[int]]:
+        """Which those are: kind -> sizes."""
+        return self.runner.warm_programs
+
+    @property
+    def cold_programs(self) -> dict[str, list[int]]:
+        """Which are compiled only when they are first needed."""
+        return self.runner.cold_programs
+
+    @property
     def num_compilations(self) -> int:
         """Compilations since warm-up; stays 0."""
         return self.runner.recompilations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import msgspec
 
 from jaxpaged.config import EngineConfig
@@ -16,6 +18,7 @@ class EngineFacts(msgspec.Struct, frozen=True, array_like=True):
     eos_token_ids: ids that end a sequence unless a request ignores them.
     pooling: how the model makes an embedding; see `checkpoint.pooling`.
     num_programs: compiled programs.
+    warm_programs, cold_programs: which those are, and which are compiled when they are first needed: kind -> sizes.
     """
 
     config: EngineConfig
@@ -24,6 +27,8 @@ class EngineFacts(msgspec.Struct, frozen=True, array_like=True):
     eos_token_ids: tuple[int, ...]
     pooling: str
     num_programs: int
+    warm_programs: Mapping[str, Sequence[int]]
+    cold_programs: Mapping[str, Sequence[int]]
 
     @classmethod
     def of(cls, engine: EngineLike) -> EngineFacts:
@@ -35,4 +40,6 @@ class EngineFacts(msgspec.Struct, frozen=True, array_like=True):
             tuple(engine.eos_token_ids),
             engine.pooling,
             engine.num_programs,
+            engine.warm_programs,
+            engine.cold_programs,
         )

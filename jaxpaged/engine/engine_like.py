@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from jaxpaged.config import EngineConfig
@@ -30,6 +30,10 @@ class EngineLike(Protocol):
     def pooling(self) -> str: ...
     @property
     def num_programs(self) -> int: ...
+    @property
+    def warm_programs(self) -> Mapping[str, Sequence[int]]: ...
+    @property
+    def cold_programs(self) -> Mapping[str, Sequence[int]]: ...
     @property
     def stats(self) -> EngineStats: ...
     def make_request(

@@ -126,3 +126,9 @@ def test_nothing_compiled_after_warm_up(runner):
     """Strict mode would have raised; warm-up made no program that it does not count."""
     assert runner.recompilations == 0
     assert runner.num_programs == 2 + 2 + 2 + 5 + 3 + 2, "forward, sample, admissions, blocks, prompts, vectors"
+    assert not any(runner.cold_programs.values())
+    tokens = sorted(bucket.tokens for bucket in runner.buckets.all)
+    warm = runner.warm_programs
+    assert sorted(warm["decoding, by requests"] + warm["forward, by tokens"]) == tokens
+    assert warm["sampling, by rows"] == runner.buckets.sample_rows
+    assert warm["pooling, by tokens"] == warm["prompt logprobs, by tokens"] == tokens

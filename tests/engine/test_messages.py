@@ -56,7 +56,11 @@ TO_CORE = [
 ]
 FROM_CORE = [
     Progress("load", 2**40, 2**41),
-    Ready(EngineFacts(EngineConfig("x", max_model_len=5, swap_space=0.5), 100, 64, (2, 3), "last", 7)),
+    Ready(
+        EngineFacts(
+            EngineConfig("x", max_model_len=5, swap_space=0.5), 100, 64, (2, 3), "last", 7, {"forward": [1, 2]}, {}
+        )
+    ),
     StartFailed(FAILURE),
     Updates([], EngineStats(num_running=3, schedule_seconds=0.5), 12.5),
     Updates(

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from jaxpaged.config import EngineConfig
+from jaxpaged.engine.engine_facts import EngineFacts
 from server.config import ServerConfig
 from server.listen import Listener
 from server.start_page import start_page
@@ -15,15 +16,18 @@ ENGINE = EngineConfig(
     model="org/m", dtype="bfloat16", kv_cache_dtype="bfloat16", max_model_len=1024, max_num_seqs=8,
     max_num_batched_tokens=256, num_kv_blocks=320,
 )  # fmt: skip
+WARM = {"decoding, by requests": [1, 4, 8], "forward, by tokens": [16, 64, 128, 256, 512, 1024, 1500], "pooling": []}
+COLD = {"decoding, by requests": [], "pooling, by tokens": [1, 4]}
 
 
-def page(num_cores: int = 1, weight_bytes: int | None = 270_000_000, **options) -> tuple[str, str]:
+def page(
+    num_cores: int = 1, weight_bytes: int | None = 270_000_000, cold: dict | None = None, **options
+) -> tuple[str, str]:
     """The page, and the URL in it."""
     server = ServerConfig(**{"port": 0, **options})
     with Listener(server) as listener:
-        text = start_page(
-            ENGINE, server, listener, num_cores=num_cores, num_programs=12, weight_bytes=weight_bytes, seconds=3.25
-        )
+        facts = EngineFacts(ENGINE, 100, 8, (2,), "last", 12, WARM, cold or {})
+        text = start_page(facts, server, listener, num_cores=num_cores, weight_bytes=weight_bytes, seconds=3.25)
         return text, listener.url
 
 
@@ -33,12 +37,19 @@ def test_it_says_what_was_loaded_and_how_much_fits() -> None:
         "org/m (bfloat16, 270 MB of weights), served as a, b",
         "320 blocks of 16 tokens (bfloat16): 5120 tokens, 5.0 requests of the full context",
         "up to 8 requests, 256 tokens a step",
-        "12 compiled, ready after 3.2 s",
+        "after 3.2 s",
+        "12 compiled: decoding, by requests: 1, 4, 8; forward, by tokens: 16, 64, 128 … 1500\n",
         f"{url}/v1", f"{url}/docs", f"{url}/metrics",
     ):  # fmt: skip
         assert part in text, text
     assert "WARNING" not in text and "cores" not in text and "sampling" not in text
     assert text == "\n".join(line.rstrip() for line in text.splitlines())
+
+
+def test_programs_that_are_cold_are_named() -> None:
+    assert "cold" not in page()[0]
+    text, _ = page(cold=COLD)
+    assert "compiled when first needed, while requests wait (--warmup): pooling, by tokens: 1, 4\n" in text
 
 
 def test_cores_multiply_what_fits() -> None:
