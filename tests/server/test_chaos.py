@@ -104,14 +104,20 @@ def test_200_streams_at_once_are_all_whole_and_right(servers) -> None:
     wait_for(served.is_idle)
 
 
+TINY_LOAD = ["--check", "--random-input-len", "40", "--random-output-len", "30", "--random-range-ratio", "0.9",
+             "--vocab-size", "256"]  # fmt: skip
+DEMO_LOAD = ["--check", "10", "--random-input-len", "8", "--random-output-len", "8", "--vocab-size", "49152"]
+
+
 @pytest.mark.slow
-def test_200_streams_of_a_real_model_at_once_are_whole_and_as_alone(tmp_path) -> None:
-    """`benchmarks.online --check`: none is dropped, and each has the text that its prompt gets alone."""
+@pytest.mark.parametrize(("model", "load"), [("tiny", TINY_LOAD), ("demo", DEMO_LOAD)], ids=["tiny", "demo"])
+def test_200_streams_of_a_real_model_at_once_are_whole_and_as_alone(tmp_path, model, load) -> None:
+    """`benchmarks.online --check`: none is dropped, and each, or a sample, has the text that its prompt gets alone."""
     tiny_model.save(tmp_path)
     port = str(free_port())
-    serve = ["serve", str(tmp_path), "--port", port, "--max-num-seqs", "64", "--num-kv-blocks", "500"]
-    ask = ["--port", port, "--num-prompts", "200", "--check", "--ignore-eos", "--random-input-len", "40",
-           "--random-output-len", "30", "--random-range-ratio", "0.9", "--vocab-size", "256"]  # fmt: skip
+    folder = str(tmp_path) if model == "tiny" else model
+    serve = ["serve", folder, "--port", port, "--max-num-seqs", "64", "--num-kv-blocks", "500", "--dtype", "float32"]
+    ask = ["--port", port, "--num-prompts", "200", "--ignore-eos", *load]
     child = subprocess.Popen([sys.executable, "-m", "server.cli", *serve], cwd=ROOT, stderr=subprocess.DEVNULL)
     try:
         wait_for(lambda: child.poll() is not None or accepts(int(port)), 300)

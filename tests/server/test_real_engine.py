@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from fastapi.testclient import TestClient
@@ -38,6 +39,39 @@ def real(tmp_path_factory) -> Iterator[RunningServer]:
     server.stop()
     engine.scheduler.check_invariants()
     assert engine.num_compilations == 0
+
+
+@pytest.fixture
+def crowded(tmp_path) -> Iterator[RunningServer]:
+    """A server whose KV blocks are too few for what runs at once."""
+    tiny_model.save(tmp_path)
+    config = EngineConfig(model=str(tmp_path), max_num_seqs=4, max_num_batched_tokens=32, num_kv_blocks=16)
+    engine, tokenizer = load_engine(config)
+    server = RunningServer(AsyncLLM(InProcessClient(engine, tokenizer), tokenizer))
+    yield server
+    server.stop()
+    engine.scheduler.check_invariants()
+
+
+def metric(server: RunningServer, name: str) -> float:
+    """The sum over its labels."""
+    lines = server.http.get("/metrics").text.splitlines()
+    found = [float(line.split()[-1]) for line in lines if line.startswith((f"jaxpaged:{name} ", f"jaxpaged:{name}{{"))]
+    assert found, name
+    return sum(found)
+
+
+def test_what_is_computed_again_after_preemption_is_no_hit(crowded) -> None:
+    """B53."""
+    prompts = [str(i) * 20 for i in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        body = {"temperature": 0, "max_tokens": 90, "ignore_eos": True}
+        usages = [a["usage"] for a in pool.map(lambda prompt: ask(crowded, prompt=prompt, **body), prompts)]
+    assert metric(crowded, "num_preemptions_total") > 0
+    assert [usage["prompt_tokens_details"]["cached_tokens"] for usage in usages] == [0] * 8
+    assert metric(crowded, "prefix_cache_hits_total") == 0
+    assert metric(crowded, "prefix_cache_queries_total") == sum(usage["prompt_tokens"] for usage in usages)
+    assert metric(crowded, "prompt_tokens_total") == sum(usage["prompt_tokens"] for usage in usages)
 
 
 def ask(real: RunningServer, **body) -> dict:
