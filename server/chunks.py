@@ -9,8 +9,8 @@ import msgspec
 
 from jaxpaged.engine.output import RequestOutput
 from server.answers import Failures
-from server.convert import Usage
 from server.protocol.generation import StreamOptions
+from server.usage import Usage
 
 _DONE = b"data: [DONE]\n\n"
 

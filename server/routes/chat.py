@@ -17,11 +17,12 @@ from server.chat.parsed_choices import ParsedChoices
 from server.chat.plan import ChatPlan
 from server.chat.reasoning import Prompted
 from server.chunks import Chunks
-from server.convert import named_as_sent, sampling_params, total_usage
+from server.convert import named_as_sent, sampling_params
 from server.protocol.chat import ChatCompletionRequest
 from server.protocol.fields import body_schema
 from server.serving import Serving, serving
 from server.stream import EventStream, finals, unless_gone
+from server.usage import total_usage
 
 router = APIRouter()
 

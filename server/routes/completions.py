@@ -14,11 +14,12 @@ from server.answers import Failures, json_answer
 from server.body import beside, read_body
 from server.chunks import Chunks
 from server.completion_choices import CompletionChoices
-from server.convert import named_as_sent, sampling_params, total_usage
+from server.convert import named_as_sent, sampling_params
 from server.protocol.completions import CompletionRequest
 from server.protocol.fields import body_schema
 from server.serving import Serving, serving
 from server.stream import EventStream, finals, unless_gone
+from server.usage import total_usage
 
 router = APIRouter()
 

@@ -195,7 +195,6 @@ def test_logprobs_without_top_logprobs(live, says) -> None:
         ({"add_generation_prompt": True, "continue_final_message": True}, "continue_final_message"),
         ({"response_format": {"type": "json_schema", "schema": {}}}, "response_format"),
         ({"modalities": ["text", "audio"]}, "modalities"),
-        ({"store": True}, "store"),
         ({"n": 129}, "n"),
         ({"logit_bias": {"5": 101}}, "logit_bias"),
     ],
