@@ -7,7 +7,6 @@ import dataclasses
 import logging
 import os
 import queue
-import shutil
 import threading
 from collections.abc import Callable
 
@@ -33,8 +32,9 @@ from jaxpaged.engine.messages import (
     decode_from_core,
     encode,
 )
+from jaxpaged.engine.private_folder import PrivateFolder
 from jaxpaged.engine.routing import Router
-from jaxpaged.engine.sockets import core_socket, front_socket, listening, private_folder, sending
+from jaxpaged.engine.sockets import core_socket, front_socket, listening, sending
 from jaxpaged.engine.watchdog import Watchdog
 from jaxpaged.errors import ConfigError, EngineDeadError, InvalidRequestError
 
@@ -82,16 +82,16 @@ class ProcessClient:
         self._on_message: OnMessage = lambda core, message: self._events.put((core, message))
         self._on_death: OnDeath = lambda core, error: self._events.put((core, error))
         self._watchdog = None if timeout is None else Watchdog(num_cores, timeout, self._ping, self._fell_silent)
-        self._folder, self._context = private_folder(), zmq.Context()
+        self._folder, self._context = PrivateFolder(), zmq.Context()
         self._start_children(engine, options, environments)
 
     def _start_children(self, engine: str, options: bytes, environments: list[dict[str, str]]) -> None:
         cores = range(self.num_cores)
-        self._outbound = [sending(self._context, core_socket(self._folder, i)) for i in cores]
-        inbound = listening(self._context, front_socket(self._folder))
+        self._outbound = [sending(self._context, core_socket(self._folder.path, i)) for i in cores]
+        inbound = listening(self._context, front_socket(self._folder.path))
         self._reader = threading.Thread(target=self._read, args=(inbound,), name="jaxpaged-cores", daemon=True)
         self._reader.start()
-        self._children = [CoreChild(i, self._folder, self._exited) for i in cores]
+        self._children = [CoreChild(i, self._folder.path, self._exited) for i in cores]
         try:
             for child, environment in zip(self._children, environments, strict=True):
                 child.start(engine, options, environment)
@@ -185,7 +185,7 @@ class ProcessClient:
     def _end_reader(self) -> None:
         self._context.term()  # which ends it
         self._reader.join()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.remove()
 
     def _send_if_alive(self, core: int, message: ToCore) -> None:
         with contextlib.suppress(EngineDeadError):  # it holds nothing any more

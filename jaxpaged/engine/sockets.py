@@ -1,22 +1,10 @@
-"""The Unix sockets between a front and its cores: in a folder that only this user can enter, and for nobody else."""
+"""The Unix sockets between a front and its cores, in a `PrivateFolder`."""
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 import zmq
-
-_MAX_FOLDER = 80  # characters: the path of a Unix socket may have about a hundred
-
-
-def private_folder() -> Path:
-    """A new folder for sockets, with mode 0700."""
-    folder = Path(tempfile.mkdtemp(prefix="jaxpaged-"))
-    if len(str(folder)) <= _MAX_FOLDER:
-        return folder
-    folder.rmdir()
-    return Path(tempfile.mkdtemp(prefix="jaxpaged-", dir="/tmp"))
 
 
 def front_socket(folder: Path) -> Path:

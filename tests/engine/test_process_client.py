@@ -7,7 +7,6 @@ import contextlib
 import logging
 import os
 import pickle
-import shutil
 import signal
 import stat
 import subprocess
@@ -27,6 +26,7 @@ from jaxpaged.device.logits_processor import LogitsProcessor
 from jaxpaged.engine import core_sockets, messages, sockets
 from jaxpaged.engine.async_llm import AsyncLLM
 from jaxpaged.engine.core_devices import device_environment
+from jaxpaged.engine.private_folder import PrivateFolder
 from jaxpaged.engine.process_client import ProcessClient
 from jaxpaged.engine.routing import BLOCK_TOKENS
 from jaxpaged.errors import ConfigError, EngineDeadError, InvalidRequestError, ModelError
@@ -57,7 +57,7 @@ def ready(model: str = "echo", num_cores: int = 1) -> Iterator[ProcessClient]:
     """Cores that are up; afterwards nothing is left of them."""
     with contextlib.closing(started(model, num_cores)) as client:
         client.wait_until_ready()
-        pids, folder = client.pids, client._folder
+        pids, folder = client.pids, client._folder.path
         yield client
     assert not any(is_alive(pid) for pid in pids) and not folder.exists()
 
@@ -88,10 +88,12 @@ def test_a_core_that_does_not_start_says_why(model, kind, message) -> None:
 
 def test_a_core_that_cannot_listen_does_not_start() -> None:
     with contextlib.closing(started()) as client:
-        sockets.core_socket(client._folder, 0).mkdir()
+        in_the_way = sockets.core_socket(client._folder.path, 0)
+        in_the_way.mkdir()
         with pytest.raises(EngineDeadError, match="the engine does not start: ZMQError"):
             client.wait_until_ready()
         wait_for(lambda: not is_alive(client.pids[0]), 10)
+        in_the_way.rmdir()
 
 
 def test_closing_while_it_loads_takes_no_time() -> None:
@@ -100,7 +102,7 @@ def test_closing_while_it_loads_takes_no_time() -> None:
     client.close()
     process = client._children[0]._process
     assert process is not None and process.returncode == 0  # it was not killed, as it would be after some seconds
-    assert not client._folder.exists()
+    assert not client._folder.path.exists()
 
 
 def test_what_cannot_be_sent_is_a_wrong_option() -> None:
@@ -245,10 +247,10 @@ def test_who_is_told_of_a_death_may_close() -> None:
             threads.append(threading.current_thread())
 
         client.start(lambda *_: None, close)
-        with zmq.Context() as context, sockets.sending(context, sockets.front_socket(client._folder)) as core:
+        with zmq.Context() as context, sockets.sending(context, sockets.front_socket(client._folder.path)) as core:
             core.linger = 1000
             core.send_multipart([b"\0", messages.encode(messages.Died("device lost"))])
-        wait_for(lambda: client._context.closed and not client._folder.exists())
+        wait_for(lambda: client._context.closed and not client._folder.path.exists())
         assert threads == [client._reader] and not client._reader.is_alive()
 
 
@@ -261,7 +263,7 @@ def test_what_is_none_of_ours_is_dropped_and_logged(tmp_path, caplog) -> None:
             return os.system, (f"touch {marker}",)
 
     async def test(client: ProcessClient) -> None:
-        llm, folder = AsyncLLM(client, TOKENIZER), client._folder
+        llm, folder = AsyncLLM(client, TOKENIZER), client._folder.path
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         await asyncio.to_thread(wait_for, lambda: modes(folder) == {"front.sock": 0o600, "core-0.sock": 0o600})
         frames = [pickle.dumps(Evil()), b"", b"\xff" * 1000, messages.encode(messages.Died("not really"))]
@@ -352,7 +354,7 @@ PARENT = textwrap.dedent(
     from jaxpaged.engine.process_client import ProcessClient
 
     client = ProcessClient(EngineConfig(model=sys.argv[1]), num_cores=2, engine="tests.scripted_core:load")
-    print(*client.pids, client._folder, flush=True)
+    print(*client.pids, client._folder.path, flush=True)
     if sys.argv[1] == "echo":
         client.wait_until_ready()
     print("ready", flush=True)
@@ -375,7 +377,37 @@ def test_no_core_outlives_its_parent(model) -> None:
     wait_for(lambda: not any(is_alive(int(pid)) for pid in pids))
     assert time.monotonic() - begin < 5
     parent.wait()
-    shutil.rmtree(folder)  # nobody was left to do it
+    _is_removed_by_the_next(Path(folder))
+
+
+def _is_removed_by_the_next(folder: Path) -> None:
+    """Nobody was left to do it."""
+    assert folder.exists()
+    PrivateFolder().remove()
+    assert folder.exists()  # it is so young that its owner may be about to lock it
+    os.utime(folder, (0, 0))
+    PrivateFolder().remove()
+    assert not folder.exists()
+
+
+def test_folders_in_use_and_those_of_others_stay(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    used, other = PrivateFolder(), tmp_path / "jaxpaged-sockets-abcdefgh"
+    (other / "work").mkdir(parents=True)
+    for folder in (used.path, other):
+        os.utime(folder, (0, 0))
+    PrivateFolder().remove()
+    assert used.path.exists() and (other / "work").exists() and stat.S_IMODE(used.path.stat().st_mode) == 0o700
+    used.remove()
+    used.remove()
+    assert not used.path.exists()
+
+
+def test_the_paths_of_sockets_are_short_enough(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / ("long" * 20)))
+    folder = PrivateFolder()
+    assert folder.path.parent == Path("/tmp")
+    folder.remove()
 
 
 def test_each_core_gets_a_device_of_its_own(tmp_path) -> None:
