@@ -255,28 +255,36 @@ class BoundedConnection(HttpToolsProtocol):
             self._look_later(size)
 
 
-class _Parser(httptools.HttpRequestParser):
+class _Parser:
     """A parser to which an offer of another protocol is but a header (RFC 9110, 7.8).
 
-    llhttp ends a request at such a head, whatever its length says. So the head is parsed once more without the offer,
-    and what came behind it behind that.
+    llhttp ends a request at such a head, whatever its length says. So another one parses the head once more without the
+    offer, and what came behind it behind that.
     """
 
     def __init__(self, connection: BoundedConnection):
-        super().__init__(connection)
         self._connection = connection
-        self.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does: that data answers nothing
+        self._parser = self._begun()
+
+    def _begun(self) -> httptools.HttpRequestParser:
+        parser = httptools.HttpRequestParser(self._connection)
+        parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does: that data answers nothing
+        return parser
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._parser, name)
 
     def feed_data(self, data: Any) -> None:
         rest = memoryview(data)  # many requests may come at once: none of them copies those behind it
         while True:
             try:
-                return super().feed_data(rest)
+                return self._parser.feed_data(rest)
             except httptools.HttpParserUpgrade as offer:
                 head = self._connection.take_head_again()
                 if head is None:
                     raise
-                super().feed_data(head)
+                self._parser = self._begun()  # what said `Connection: close` takes no more
+                self._parser.feed_data(head)
                 rest = rest[offer.args[0] :]
 
 

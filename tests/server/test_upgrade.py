@@ -41,6 +41,14 @@ def test_an_offer_is_not_taken_and_the_requests_are_answered(live, offer) -> Non
         assert texts(received) == ["first", "second", "third"]
 
 
+@pytest.mark.parametrize("fields", [(CLOSE, "Connection: Upgrade"), ("Connection: Upgrade, close",)])
+def test_an_offer_by_who_wants_one_answer_only(live, fields) -> None:
+    with connect(live) as sock:
+        sock.sendall(posted(COMPLETIONS, {"prompt": "only"}, *fields, "Upgrade: websocket"))
+        status, received = answer(sock)
+    assert status == 200 and texts(received) == ["only"]
+
+
 def test_an_offer_with_a_body_in_chunks(live) -> None:
     content = json.dumps({"prompt": "chunks"}).encode()
     fields = ("Content-Type: application/json", "Transfer-Encoding: chunked", *OFFERS[0])
