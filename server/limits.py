@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pydantic import BaseModel
 
 from server.config import ServerConfig
-from server.errors import APIError
+from server.errors import APIError, shown
 from server.protocol.completions import CompletionRequest
 from server.protocol.embeddings import EmbeddingRequest
 from server.protocol.generation import GenerationRequest
@@ -17,7 +17,7 @@ def check_limits(body: BaseModel, config: ServerConfig) -> None:
     """Raises: APIError 400, naming the field that asks for too much."""
     for field, count, most in _counts(body, config):
         if count > most:
-            raise APIError(400, f"{field} asks for {count}, and this server allows {most}", param=field)
+            raise APIError(400, f"{field} asks for {shown(count)}, and this server allows {most}", param=field)
 
 
 def _counts(body: BaseModel, config: ServerConfig) -> Iterator[tuple[str, int, int]]:
