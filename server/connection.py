@@ -7,12 +7,13 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import httptools
 import msgspec
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from server.config import ServerConfig
 from server.errors import APIError, error_object, shown
+from server.slow_reader import SlowReaderWatch
+from server.upgrades import UpgradeIgnoringParser
 
 MAX_HEAD_BYTES = 64 << 10
 MAX_HEADERS = 256
@@ -41,7 +42,7 @@ class BoundedConnection(HttpToolsProtocol):
 
     def __init__(self, *args: Any, options: ServerConfig, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self.parser = _Parser(self)
+        self.parser = UpgradeIgnoringParser(self)
         self._options = options
         self._in_head, self._in_body, self._refused = True, False, False
         self._received = self._parsed = 0  # bytes of the head
@@ -53,18 +54,18 @@ class BoundedConnection(HttpToolsProtocol):
         self._late_refusal: APIError | None = None  # of a request behind one that is being answered
         self._refusal = APIError(400, "this is no HTTP request")
         self._head_timer: asyncio.TimerHandle | None = None
-        self._reader_timer: asyncio.TimerHandle | None = None
 
     # The head.
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        self._slow_reader = SlowReaderWatch(transport, self._options.slow_reader_timeout)
         self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        for timer in (self._head_timer, self._reader_timer):
-            if timer is not None:
-                timer.cancel()
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+        self._slow_reader.stop()
         self.pipeline.clear()
         if self._answered is not None and not self._answered.response_complete:  # super knows but the last to come
             self._answered.disconnected = True
@@ -94,7 +95,7 @@ class BoundedConnection(HttpToolsProtocol):
         if not self._is_answering:  # its client waits for that answer, and may take its time with the next request
             self._expect_head()
         if self.flow is not None and not self.flow.write_paused:
-            self._reader_is_well()
+            self._slow_reader.stop()
 
     def on_url(self, url: bytes) -> None:
         super().on_url(url)
@@ -125,7 +126,7 @@ class BoundedConnection(HttpToolsProtocol):
             self._head_timer.cancel()
             self._head_timer = None
         super().on_headers_complete()
-        self.cycle.transport = _GentlyClosed(self.transport, self.close_gently)  # type: ignore[assignment]
+        self.cycle.transport = _GentlyClosed(self.transport, self.close_gently)
         if version == "1.0":
             self.cycle.send = functools.partial(_send_unchunked, self.cycle)
 
@@ -201,7 +202,7 @@ class BoundedConnection(HttpToolsProtocol):
             self.loop.call_later(SECONDS_TO_LINGER, self._close_unless_read, self.cycle)
             self.flow.resume_reading()
         if self.transport.get_write_buffer_size():
-            self._watch_reader()
+            self._slow_reader.start()
 
     def _answer_what_is_behind(self) -> None:
         """Looks after the part of a request that came while another one was answered."""
@@ -224,68 +225,15 @@ class BoundedConnection(HttpToolsProtocol):
         if self._in_body and self.cycle is cycle:
             self.transport.close()
 
-    # A reader that does not read. While it does not, nothing is written: the buffer can only shrink.
+    # A reader that does not read.
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._watch_reader()
+        self._slow_reader.start()
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._reader_is_well()
-
-    def _reader_is_well(self) -> None:
-        if self._reader_timer is not None:
-            self._reader_timer.cancel()
-            self._reader_timer = None
-
-    def _watch_reader(self) -> None:
-        if self._reader_timer is None:
-            self._look_later(self.transport.get_write_buffer_size())
-
-    def _look_later(self, size: int) -> None:
-        self._reader_timer = self.loop.call_later(self._options.slow_reader_timeout, self._look, size)
-
-    def _look(self, before: int) -> None:
-        self._reader_timer = None
-        size = self.transport.get_write_buffer_size()
-        if size and size >= before:
-            self.transport.abort()  # the request behind it is aborted as any whose client has gone
-        elif size:
-            self._look_later(size)
-
-
-class _Parser:
-    """A parser to which an offer of another protocol is but a header (RFC 9110, 7.8).
-
-    llhttp ends a request at such a head, whatever its length says. So another one parses the head once more without the
-    offer, and what came behind it behind that.
-    """
-
-    def __init__(self, connection: BoundedConnection):
-        self._connection = connection
-        self._parser = self._begun()
-
-    def _begun(self) -> httptools.HttpRequestParser:
-        parser = httptools.HttpRequestParser(self._connection)
-        parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does: that data answers nothing
-        return parser
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._parser, name)
-
-    def feed_data(self, data: Any) -> None:
-        rest = memoryview(data)  # many requests may come at once: none of them copies those behind it
-        while True:
-            try:
-                return self._parser.feed_data(rest)
-            except httptools.HttpParserUpgrade as offer:
-                head = self._connection.take_head_again()
-                if head is None:
-                    raise
-                self._parser = self._begun()  # what said `Connection: close` takes no more
-                self._parser.feed_data(head)
-                rest = rest[offer.args[0] :]
+        self._slow_reader.stop()
 
 
 async def _send_unchunked(cycle: RequestResponseCycle, message: Any) -> None:

@@ -82,7 +82,9 @@ class GenerationRequest(EngineBody, StructuredFields):
 
     stream: bool | None = Field(None, description="Answer in server-sent events.")
     stream_options: StreamOptions | None = Field(None, description="What a stream carries beside the text.")
-    stream_interval: int | None = Field(None, ge=1, le=2**31 - 1, description="Ignored: a stream goes as its tokens come.")
+    stream_interval: int | None = Field(
+        None, ge=1, le=2**31 - 1, description="Ignored: a stream goes as its tokens come."
+    )
     store: bool | None = Field(None, description="Ignored: nothing is stored.")
     max_tokens: int | None = Field(
         None, description="Most tokens to generate; what would exceed the context is cut to it. Default: all of it."
