@@ -126,7 +126,7 @@ class BoundedConnection(HttpToolsProtocol):
             self._head_timer.cancel()
             self._head_timer = None
         super().on_headers_complete()
-        self.cycle.transport = _GentlyClosed(self.transport, self.close_gently)
+        self.cycle.transport = _GentlyClosed(self.transport, self.close_gently)  # type: ignore[assignment]
         if version == "1.0":
             self.cycle.send = functools.partial(_send_unchunked, self.cycle)
 
