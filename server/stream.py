@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncGenerator, Awaitable, Coroutine, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
@@ -101,7 +102,7 @@ async def unless_gone(http: Request, work: Awaitable[T]) -> T:
             return task.result()
         raise ClientGone
     finally:
-        await _cancel(task, watcher)
+        await _cancel(task, watcher, raised=sys.exception())
 
 
 async def _client_gone(receive: Any) -> None:
@@ -109,16 +110,18 @@ async def _client_gone(receive: Any) -> None:
         pass
 
 
-async def _cancel(*tasks: asyncio.Future[Any]) -> None:
-    """Ends tasks. If one fails while it ends, nobody waits for it any more: a fault of ours goes to the log."""
+async def _cancel(*tasks: asyncio.Future[Any], raised: BaseException | None) -> None:
+    """Ends tasks. Of those that have failed one's error is raised: of the others, faults of ours go to the log."""
     running = [task for task in tasks if not task.done()]
     for task in running:
         task.cancel()
     if running:
         await asyncio.wait(running)
-    for task in running:
-        if not task.cancelled() and (error := task.exception()) and error_object(error)[0] == 500:
-            logger.error("what was cancelled failed", exc_info=error)
+    for task in tasks:
+        if task.cancelled() or (error := task.exception()) is None or error is raised:
+            continue
+        if error_object(error)[0] == 500:
+            logger.error("what nobody waits for any more failed", exc_info=error)
 
 
 async def together(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
@@ -127,7 +130,7 @@ async def together(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
     try:
         return await asyncio.gather(*tasks)
     finally:
-        await _cancel(*tasks)
+        await _cancel(*tasks, raised=sys.exception())
 
 
 async def finals(streams: Sequence[AsyncGenerator[RequestOutput, None]]) -> list[RequestOutput]:

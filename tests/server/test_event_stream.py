@@ -171,3 +171,36 @@ def test_what_fails_while_it_is_cancelled_is_logged_if_it_is_our_fault(caplog, e
 
     asyncio.run(main())
     assert ("oops" in caplog.text) is logged and "never retrieved" not in caplog.text
+
+
+class AtOnce(Streamed):
+    """One whose prompts fail all at once: when the texts have been sent, or at the start if there are none."""
+
+    async def _stream(self, prompt: list[str | float | Exception]) -> AsyncGenerator[RequestOutput, None]:
+        if isinstance(error := prompt[0], Exception):
+            await self._fail.wait()
+            raise error
+        async for output in super()._stream(prompt):
+            yield output
+        self._fail.set()
+
+    async def run(self) -> None:
+        self._fail = asyncio.Event()
+        if isinstance(self._prompts[0][0], Exception):
+            self._fail.set()
+        await super().run()
+
+
+def test_of_prompts_that_fail_at_once_each_fault_of_ours_is_logged_once(caplog) -> None:
+    """One is the answer; where none has begun, it is raised, and logged by whoever makes a status of it."""
+    faults: list[Exception] = [KeyError("first"), KeyError("second"), QueueFullError("full"), KeyError("third")]
+    begun = AtOnce(["a"], *([fault] for fault in faults))
+    asyncio.run(begun.run())
+    assert begun.body.endswith("data: [DONE]\n\n") and '"internal error"' in begun.body
+    logged = [str(record.exc_info[1]) for record in caplog.records if record.exc_info]
+    assert sorted(logged) == ["'first'", "'second'", "'third'"]
+    caplog.clear()
+    with pytest.raises(KeyError, match="first"):
+        asyncio.run(AtOnce(*([fault] for fault in faults)).run())
+    logged = [str(record.exc_info[1]) for record in caplog.records if record.exc_info]
+    assert sorted(logged) == ["'second'", "'third'"]
