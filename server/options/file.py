@@ -21,13 +21,16 @@ def read_options(path: str, flags: Iterable[Flag]) -> dict[str, Any]:
     """What a file says: argument (a flag's `dest`, or "model") -> value; and "vllm_ignored" -> warnings, if any.
 
     Raises:
-      ConfigError: naming the file, the line and the key; of all that is wrong with them, a line each.
+      ConfigError: naming the file, the line and the key; of all that is wrong with them, a line each, up to a bound.
     """
     by_name = {name: flag for flag in flags for name in flag.names}
     found: dict[str, Any] = {}
     seen: dict[str, int] = {}
     faults: list[str] = []
     for key, value in _entries(path):
+        if len(faults) >= _MOST_FAULTS:
+            faults.append("... and maybe more")
+            break
         line = key.start_mark.line + 1
         name = "--" + key.value.replace("_", "-").removeprefix("--")
         where = f"{path}:{line}: {key.value}"
@@ -35,8 +38,6 @@ def read_options(path: str, flags: Iterable[Flag]) -> dict[str, Any]:
             dest, option = _option(name, value, by_name)
         except ValueError as e:
             faults.append(f"{where}: {e}")
-            if len(faults) == _MOST_FAULTS:
-                break
             continue
         if not dest and option is None and name in CONTRADICTS and str(value.value).lower() == "true":
             found["vllm_so_anyway"] = (*found.get("vllm_so_anyway", ()), name)

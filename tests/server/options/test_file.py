@@ -145,15 +145,24 @@ def test_aliases_do_not_multiply(write, capsys) -> None:
 
 
 def test_all_mistakes_are_told_at_once(write, capsys) -> None:
-    """But not thousands."""
     path = write("port: many\nhost: a\nhost: b\nmax-modl-len: 4\nenable-lora: true")
     assert main(["serve", "m", "--config", path]) == 1
     lines = capsys.readouterr().err.splitlines()
     assert [line.strip().removeprefix("jaxpaged: error: ").split(": ")[0] for line in lines] == [
         f"{path}:{line}" for line in (1, 3, 4, 5)
     ]
-    assert main(["serve", "m", "--config", write("".join(f"wrong-{i}: 1\n" for i in range(3000)))]) == 1
-    assert capsys.readouterr().err.count("\n") == 20
+
+
+@pytest.mark.parametrize(("count", "told"), [(20, 20), (21, 21), (3000, 21)])
+@pytest.mark.parametrize("fault", ["wrong-{}: 1", "wrong-{}: {{a: 1}}", "port: {}"])
+def test_not_thousands_of_mistakes_are_told(write, capsys, fault: str, count: int, told: int) -> None:
+    """That there may be more is the last line."""
+    right = "port: 1\n" if fault.startswith("port") else ""
+    path = write(right + "".join(fault.format(i) + "\n" for i in range(count)))
+    assert main(["serve", "m", "--config", path]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == told and sum(path in line for line in lines) == 20
+    assert (lines[-1].strip() == "... and maybe more") is (count > 20)
 
 
 def test_a_contradiction_within_a_file(write, capsys) -> None:
