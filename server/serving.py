@@ -85,7 +85,7 @@ class Serving:
         **options: Any,
     ) -> list[PreparedRequest]:
         """As `prepare`, for several prompts, one after the other: those of others come in between."""
-        params = self._capped(params)  # now, so that all share it
+        params = self.capped(params)  # once, so that all share it
         return [await self.prepare(body, prompt, params, request_id, **options) for prompt in prompts]
 
     async def prepare(
@@ -112,7 +112,7 @@ class Serving:
             )
         return await self.llm.prepare(
             prompt,
-            self._capped(params),
+            self.capped(params),
             request_id,
             add_special_tokens=add_special_tokens,
             cache_salt=body.cache_salt,
@@ -120,8 +120,8 @@ class Serving:
             pooling=pooling,
         )
 
-    def _capped(self, params: SamplingParams) -> SamplingParams:
-        """Parameters whose timeout is no longer than `--request-timeout`."""
+    def capped(self, params: SamplingParams) -> SamplingParams:
+        """Parameters whose timeout is no longer than `--request-timeout`: the same ones where that holds already."""
         limit = self.config.request_timeout
         if limit is None or (params.timeout is not None and params.timeout <= limit):
             return params
@@ -134,7 +134,7 @@ class Serving:
 
 
 async def within(seconds: float, work: Awaitable[T]) -> T:
-    """What the engine's cores answer.
+    """Awaits an answer of the cores, for so long.
 
     Raises:
       APIError: 504 if they do not.

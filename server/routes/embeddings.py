@@ -66,6 +66,7 @@ async def _prepare(state: Serving, body: EmbeddingRequest, answer_id: str) -> li
         detokenize=False,
         output_kind="final",
     )
+    params = state.capped(params)  # once, so that all share it
     return [
         await _prepare_one(state, body, i, params, pooling, f"{answer_id}-{i}")  # one by one: others get their turn
         for i in range(len(body.input))

@@ -130,7 +130,17 @@ def test_requests_with_many_texts_let_others_in(live: LiveServer, monkeypatch, p
     assert len(encoded) == MANY + 1 and encoded.index("short") < MANY, encoded
 
 
-def test_prompts_of_a_request_share_what_its_parameters_cost(start, monkeypatch) -> None:
+FORM = {"max_tokens": 1, "bad_words": ["x"], "allowed_token_ids": [5, 6], "structured_outputs": {"regex": "a*"}}
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("/v1/completions", {"prompt": ["a"] * 10, **FORM}),
+        ("/v1/embeddings", {"input": ["a"] * 10, "truncate_prompt_tokens": 4}),
+    ],
+)
+def test_prompts_of_a_request_share_what_its_parameters_cost(start, monkeypatch, path: str, asked: dict) -> None:
     """Also where the server makes them others; and the next request has its own."""
     server = start(request_timeout=60)
     costs: list[str] = []
@@ -141,10 +151,13 @@ def test_prompts_of_a_request_share_what_its_parameters_cost(start, monkeypatch)
 
     for owner, name in ((preparation, "bad_word_ids"), (preparation, "check_params"), (Preparation, "_check_grammar")):
         count(owner, name)
-    asked = {"max_tokens": 1, "bad_words": ["x"], "allowed_token_ids": [5, 6], "structured_outputs": {"regex": "a*"}}
     for times in (1, 2):
-        assert server.post("/v1/completions", prompt=["a"] * 10, **asked).status_code == 200
+        assert server.post(path, **asked).status_code == 200
         assert costs == ["_check_grammar", "bad_word_ids", "check_params"] * times
+
+
+def test_parameters_that_all_prompts_of_a_request_share_are_checked(start) -> None:
+    server = start(request_timeout=60)
     wrong = server.post("/v1/completions", prompt=["a"] * 10, max_tokens=1, allowed_token_ids=[10**6])
     assert wrong.status_code == 400 and wrong.json()["error"]["param"] == "allowed_token_ids"
 
