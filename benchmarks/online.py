@@ -160,7 +160,7 @@ def main() -> None:
         print(f"failed: {fault}")
     if args.save_result:
         settings = {key: value for key, value in vars(args).items() if key not in _NOT_SETTINGS}
-        settings |= dict(pair.partition("=")[::2] for pair in args.metadata)
+        settings["metadata"] = dict(pair.partition("=")[::2] for pair in args.metadata)
         settings["header"] = [pair.partition("=")[0] for pair in args.header]  # the values may be secrets
         result = record.record("online", [figures], **{key: _plain(value) for key, value in settings.items()})
         name = args.result_filename or f"online-{time.strftime('%Y%m%d-%H%M%S')}.json"
@@ -168,7 +168,7 @@ def main() -> None:
     sys.exit(1 if faults else 0)
 
 
-_NOT_SETTINGS = ("metrics", "percentiles", "goals", "sampling", "ramp", "disable_tqdm", "metadata")
+_NOT_SETTINGS = ("metrics", "percentiles", "goals", "sampling", "ramp", "disable_tqdm")
 
 
 def _plain(value: Any) -> Any:

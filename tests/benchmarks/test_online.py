@@ -274,7 +274,8 @@ class TestRun:
             f"--backend openai-chat --base-url {server.url} --model some/path --served-model-name alias --dataset-name "
             "random --random-input-len 4 --random-prefix-len 3 --random-output-len 3 --num-prompts 5 --disable-tqdm "
             "--top-p 0.9 --top-k 4 --temperature 0.5 --ramp-up-strategy linear --ramp-up-start-rps 50 "
-            f"--ramp-up-end-rps 500 --metadata run=7 --save-result --result-dir {tmp_path} --result-filename out.json"
+            "--ramp-up-end-rps 500 --metadata run=7 seed=x "
+            f"--save-result --result-dir {tmp_path} --result-filename out.json"
         )
         seen, make = [], server.engine.make_request
         monkeypatch.setattr(server.engine, "make_request", lambda *a, **k: seen.append(a[2]) or make(*a, **k))
@@ -282,7 +283,8 @@ class TestRun:
         with pytest.raises(SystemExit) as ended:
             online.main()
         settings = json.loads((tmp_path / "out.json").read_text())["settings"]
-        assert (ended.value.code, settings["run"], settings["model"]) == (0, "7", "alias")
+        assert (ended.value.code, settings["model"], settings["seed"]) == (0, "alias", 0)
+        assert settings["metadata"] == {"run": "7", "seed": "x"}
         assert len(seen) == 5 and {(p.top_p, p.top_k, p.temperature) for p in seen} == {(0.9, 4, 0.5)}
 
     @pytest.mark.parametrize("name", ELSEWHERE)
