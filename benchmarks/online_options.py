@@ -46,7 +46,7 @@ class _Refused(argparse.Action):
 
 
 def _resolve(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """What one flag says for another."""
+    """Sets what depends on several flags: endpoint, vocab_size, sampling and ramp."""
     wanted = BACKENDS[args.backend or "openai"]
     if args.backend and args.endpoint and args.endpoint != wanted:
         parser.error(f"--backend {args.backend} is --endpoint {wanted}, not {args.endpoint}")
@@ -159,7 +159,7 @@ def _add_results(group: Any) -> None:
         help="send N of the prompts (all, without N) alone as well, afterwards: the texts must be the same",
     )
     group.add_argument("--save-result", action="store_true", help="write the figures as JSON")
-    group.add_argument("--metadata", nargs="*", default=[], metavar="KEY=VALUE", help="kept with the figures, as `metadata`")
+    group.add_argument("--metadata", nargs="*", default=[], metavar="KEY=VALUE", help="kept beside the settings")
     group.add_argument("--disable-tqdm", action="store_true", help="no effect: there is no progress bar")
     group.add_argument("--result-dir", type=Path, default=Path())
     group.add_argument("--result-filename", help="default: online-DATE.json")
