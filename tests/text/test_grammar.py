@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import re
 import subprocess
@@ -27,6 +26,7 @@ from jaxpaged.text import grammar_check
 from jaxpaged.text.grammar import GrammarCache, GrammarCompiler, LLGuidanceGrammar
 from jaxpaged.text.tokenizer import Tokenizer
 from tests import tiny_tokenizers
+from tests.memory import resident
 
 TOKENIZERS = {"byte_level": tiny_tokenizers.byte_level(), "sentencepiece": tiny_tokenizers.sentencepiece()}
 BYTE_LEVEL = TOKENIZERS["byte_level"]
@@ -550,16 +550,11 @@ def test_memory_is_flat_over_many_schemas(count):
     for i in range(count):
         fields = {f"field {i} {j}": {"type": "string", "maxLength": i + j} for j in range(20)}
         allowed(compiler.compile(S(json={"type": "object", "properties": fields})))
-        sizes.append(resident_bytes())
+        sizes.append(resident())
     assert 5 < len(compiler._cache) < 100
     assert compiler._cache.num_bytes <= 2 << 20
-    assert sizes[-1] - sizes[count // 4] < 8 << 20
+    assert sizes[-1] - sizes[count // 4] < 8
     compiler.close()
-
-
-def resident_bytes() -> int:
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_an_interrupted_check_leaves_no_answer_for_the_next(compiler, monkeypatch):
