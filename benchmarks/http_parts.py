@@ -19,8 +19,9 @@ from jaxpaged.engine.output_processor import OutputProcessor
 from jaxpaged.engine.stats import EngineStats
 from jaxpaged.text.detokenizer import Detokenizer
 from jaxpaged.text.tokenizer import Tokenizer
-from server.answers import Failures
+from server.answers import length
 from server.chunks import Chunks
+from server.failures import Failures
 from server.garbage import collect_seldom
 
 COLUMNS = {"part": "part", "where": "process", "us": "us/token"}
@@ -97,6 +98,8 @@ def _write(outputs: list[list[RequestOutput]]) -> None:
     chunks = Chunks({**head, "system_fingerprint": "jaxpaged-0"}, None, [_Choices()], Failures(1, _name(0)))
     for step in outputs:
         for output in step:
+            chunks.count(0, output)
+            length(output)
             chunks.write(0, output)
 
 

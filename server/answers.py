@@ -1,23 +1,19 @@
-"""A whole answer: its JSON, or an error if nothing came of the request."""
+"""JSON of answers. What takes long is written beside the event loop, in slices: others are served meanwhile."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 from fastapi.responses import Response
 
-from jaxpaged.core.request import FAILURES, GRAMMAR_STUCK
-from jaxpaged.core.step import NONE_ALLOWED
 from jaxpaged.engine.output import PositionLogprobs, RequestOutput
-from server.errors import APIError, logger, without_details
 
-LONG = 2048  # what is to be written, from which on that is done beside the event loop: tokens, and their rivals
+LONG = 2048  # tokens and their rivals, from which on they are written beside the event loop: a few milliseconds' work
 _CHARS_A_TOKEN = 8
 _SLICE = 256  # elements of a list that are encoded at once: meanwhile no other thread runs
-_OWN_FAULTS = str(FAILURES[NONE_ALLOWED].stop_reason), GRAMMAR_STUCK  # how a reason begins that is the client's
 
 
 async def json_answer(build: Callable[[], dict[str, Any]], outputs: Sequence[RequestOutput]) -> Response:
@@ -27,11 +23,19 @@ async def json_answer(build: Callable[[], dict[str, Any]], outputs: Sequence[Req
       build: makes its body.
       outputs: what it is made of: how long that takes goes by their texts and logprobs.
     """
-    if sum(map(length, outputs)) < LONG:
-        content = msgspec.json.encode(build())
-    else:
-        content = await asyncio.to_thread(lambda: encoded(build()))
+    content = await written(sum(map(length, outputs)), lambda encode: encode(build()))
     return Response(content, media_type="application/json")
+
+
+async def written(size: int, write: Callable[..., bytes], *args: Any) -> bytes:
+    """What `write` makes of `args` and, behind them, a function that makes JSON.
+
+    Args:
+      size: how much there is to write: tokens, and their rivals.
+    """
+    if size < LONG:
+        return write(*args, msgspec.json.encode)
+    return await asyncio.to_thread(write, *args, encoded)
 
 
 def length(output: RequestOutput) -> int:
@@ -60,39 +64,3 @@ def encoded(value: Any, depth: int = 0) -> bytes:
         slices = (value[i : i + _SLICE] for i in range(0, len(value), _SLICE))
         return b"[" + b",".join(msgspec.json.encode(part)[1:-1] for part in slices) + b"]"
     return msgspec.json.encode(value)
-
-
-class Failures:
-    """Which choices of a request failed. Once they all have, there is nothing to answer but an error.
-
-    As long as one has not, the others' `finish_reason` is "error", and `stop_reason` what a client may know of why.
-    """
-
-    def __init__(self, num_choices: int, request_id: str):
-        self._left, self._request_id = num_choices, request_id
-
-    def check(self, outputs: Iterable[RequestOutput]) -> None:
-        """Counts those that failed in these outputs: all there are, or what is new.
-
-        Raises:
-          APIError: none is left.
-        """
-        for output in outputs:
-            for choice in output.outputs:
-                if choice.finish_reason == "error":
-                    self._left -= 1
-                    logger.debug("request %s: generation failed: %s", self._request_id, choice.stop_reason)
-                    choice.stop_reason = told_reason(choice.stop_reason)
-                    if not self._left:
-                        raise _failed(choice.stop_reason)
-
-
-def told_reason(reason: int | str | None) -> str:
-    """Why a choice failed, as its client may know: of a fault of ours, no details."""
-    return str(reason) if str(reason).startswith(_OWN_FAULTS) else without_details(str(reason))
-
-
-def _failed(reason: str) -> APIError:
-    status = 400 if reason.startswith(_OWN_FAULTS) else 500
-    param = "structured_outputs" if reason.startswith(GRAMMAR_STUCK) else None
-    return APIError(status, f"the generation failed: {reason}", param=param, code="generation_error")

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import msgspec
 
 from jaxpaged.engine.output import RequestOutput
-from server.answers import Failures
+from server.failures import Failures
 from server.protocol.generation import StreamOptions
 from server.usage import Usage
 

@@ -1,22 +1,21 @@
-"""Server-sent events, and noticing that the client has gone."""
+"""Server-sent events."""
 
 from __future__ import annotations
 
 import asyncio
-import sys
-from collections.abc import AsyncGenerator, Awaitable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import Any, TypeVar
+from typing import Any
 
 from fastapi import Request
 from fastapi.responses import Response
 
 from jaxpaged.engine.output import RequestOutput
-from server.answers import LONG, encoded, length
+from server.answers import length, written
 from server.chunks import Chunks, error_event
-from server.errors import ClientGone, answered_error, error_object, logger
+from server.errors import ClientGone, answered_error, logger
+from server.waiting import together, unless_gone
 
-T = TypeVar("T")
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
@@ -65,10 +64,7 @@ class EventStream(Response):
             async with aclosing(stream) as outputs:
                 async for output in outputs:
                     chunks.count(index, output)
-                    if length(output) < LONG:
-                        body = chunks.write(index, output)
-                    else:  # a whole prompt's log-probabilities, say
-                        body = await asyncio.to_thread(chunks.write, index, output, encoded)
+                    body = await written(length(output), chunks.write, index, output)
                     if not self._begun:
                         await self._begin(send)
                     if body:
@@ -81,7 +77,7 @@ class EventStream(Response):
         try:
             await send({"type": "http.response.body", "body": body, "more_body": True})
         except Exception:
-            self._cannot_send = True  # so not what has happened either
+            self._cannot_send = True  # so an error event cannot be sent either
             raise
 
     async def _begin(self, send: Any) -> None:
@@ -90,54 +86,3 @@ class EventStream(Response):
             if not self._begun:
                 await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
                 self._begun = True
-
-
-async def unless_gone(http: Request, work: Awaitable[T]) -> T:
-    """The result of `work`, which is cancelled if the client goes away first: then raises ClientGone."""
-    task = asyncio.ensure_future(work)
-    watcher = asyncio.ensure_future(_client_gone(http.receive))
-    try:
-        await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        raise ClientGone
-    finally:
-        await _cancel(task, watcher, raised=sys.exception())
-
-
-async def _client_gone(receive: Any) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _cancel(*tasks: asyncio.Future[Any], raised: BaseException | None) -> None:
-    """Ends tasks. Of those that have failed one's error is raised: of the others, faults of ours go to the log."""
-    running = [task for task in tasks if not task.done()]
-    for task in running:
-        task.cancel()
-    if running:
-        await asyncio.wait(running)
-    for task in tasks:
-        if task.cancelled() or (error := task.exception()) is None or error is raised:
-            continue
-        if error_object(error)[0] == 500:
-            logger.error("what nobody waits for any more failed", exc_info=error)
-
-
-async def together(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """The results of several coroutines, in their order. One that fails ends them all."""
-    tasks = [asyncio.ensure_future(work) for work in works]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        await _cancel(*tasks, raised=sys.exception())
-
-
-async def finals(streams: Sequence[AsyncGenerator[RequestOutput, None]]) -> list[RequestOutput]:
-    """The last output of each stream, in their order."""
-    return await together([_last(stream) for stream in streams])
-
-
-async def _last(stream: AsyncGenerator[RequestOutput, None]) -> RequestOutput:
-    async with aclosing(stream) as outputs:
-        return [output async for output in outputs][-1]

@@ -10,7 +10,7 @@ from fastapi.responses import Response
 from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.engine.async_llm import PreparedRequest
 from jaxpaged.errors import InvalidRequestError
-from server.answers import Failures, json_answer
+from server.answers import json_answer
 from server.body import beside, read_body
 from server.chat.choices import ChatChoices
 from server.chat.parsed_choices import ParsedChoices
@@ -18,11 +18,13 @@ from server.chat.plan import ChatPlan
 from server.chat.reasoning import Prompted
 from server.chunks import Chunks
 from server.convert import named_as_sent, sampling_params
+from server.failures import Failures
 from server.protocol.chat import ChatCompletionRequest
 from server.protocol.fields import body_schema
 from server.serving import Serving, serving
-from server.stream import EventStream, finals, unless_gone
+from server.stream import EventStream
 from server.usage import total_usage
+from server.waiting import finals, unless_gone
 
 router = APIRouter()
 

@@ -10,16 +10,18 @@ from fastapi.responses import Response
 
 from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.engine.async_llm import PreparedRequest
-from server.answers import Failures, json_answer
+from server.answers import json_answer
 from server.body import beside, read_body
 from server.chunks import Chunks
 from server.completion_choices import CompletionChoices
 from server.convert import named_as_sent, sampling_params
+from server.failures import Failures
 from server.protocol.completions import CompletionRequest
 from server.protocol.fields import body_schema
 from server.serving import Serving, serving
-from server.stream import EventStream, finals, unless_gone
+from server.stream import EventStream
 from server.usage import total_usage
+from server.waiting import finals, unless_gone
 
 router = APIRouter()
 

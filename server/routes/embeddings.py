@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgspec
 import numpy as np
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -18,15 +16,16 @@ from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.engine.async_llm import PreparedRequest
 from jaxpaged.engine.output import RequestOutput
 from jaxpaged.errors import InvalidRequestError
-from server.answers import told_reason
+from server.answers import written
 from server.body import read_body
 from server.errors import APIError
+from server.failures import told_reason
 from server.protocol.embeddings import EmbeddingRequest
 from server.protocol.fields import body_schema
 from server.serving import Serving, serving
-from server.stream import finals, unless_gone
+from server.waiting import finals, unless_gone
 
-LONG = 1 << 14  # numbers of an answer, from which on it is written beside the event loop: a few milliseconds' work
+NUMBERS_A_TOKEN = 8  # that take as long to write
 
 router = APIRouter()
 
@@ -49,10 +48,8 @@ async def create_embeddings(http: Request) -> Response:
         "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
     }
     vectors = [_vector(index, output) for index, output in enumerate(outputs)]
-    if sum(vector.size for vector in vectors) < LONG:
-        content = _encoded(answer, body, vectors)
-    else:
-        content = await asyncio.to_thread(_encoded, answer, body, vectors)
+    size = sum(vector.size for vector in vectors) // NUMBERS_A_TOKEN
+    content = await written(size, _encoded, answer, body, vectors)
     return Response(content, media_type="application/json")
 
 
@@ -96,13 +93,15 @@ def _vector(index: int, output: RequestOutput) -> np.ndarray:
     return output.embedding
 
 
-def _encoded(answer: dict[str, Any], body: EmbeddingRequest, vectors: Sequence[np.ndarray]) -> bytes:
+def _encoded(
+    answer: dict[str, Any], body: EmbeddingRequest, vectors: Sequence[np.ndarray], encode: Callable[[Any], bytes]
+) -> bytes:
     """The answer with its data, a vector at a time: while one is encoded, no other thread runs."""
     data = b",".join(
-        msgspec.json.encode({"object": "embedding", "index": index, "embedding": _shown(body, vector)})
+        encode({"object": "embedding", "index": index, "embedding": _shown(body, vector)})
         for index, vector in enumerate(vectors)
     )
-    return msgspec.json.encode(answer)[:-1] + b',"data":[' + data + b"]}"
+    return encode(answer)[:-1] + b',"data":[' + data + b"]}"
 
 
 def _shown(body: EmbeddingRequest, vector: np.ndarray) -> str | list[float]:

@@ -14,7 +14,7 @@ from server.chat.plan import ChatPlan
 from server.protocol.fields import body_schema
 from server.protocol.tokenize import DetokenizeRequest, TokenizeRequest
 from server.serving import Serving, serving
-from server.stream import unless_gone
+from server.waiting import unless_gone
 
 router = APIRouter()
 

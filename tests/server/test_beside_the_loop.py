@@ -15,6 +15,7 @@ import pytest
 from jaxpaged.engine import preparation
 from jaxpaged.engine.preparation import Preparation
 from server import body
+from server.answers import LONG
 from server.chat.plan import ChatPlan
 from server.routes import chat, completions, embeddings, metrics, tokenize
 from tests.fake_engine import HIDDEN_SIZE
@@ -43,7 +44,7 @@ def ask_for_metrics(server: LiveServer) -> Any:
 
 
 def ask_for_embeddings(server: LiveServer) -> Any:
-    return server.post("/v1/embeddings", input=[[5]] * (embeddings.LONG // HIDDEN_SIZE + 1))
+    return server.post("/v1/embeddings", input=[[5]] * (LONG * embeddings.NUMBERS_A_TOKEN // HIDDEN_SIZE + 1))
 
 
 @pytest.mark.parametrize(

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
-from fastapi import Request
 
 from jaxpaged.engine.output import CompletionOutput, RequestMetrics, RequestOutput
 from jaxpaged.errors import QueueFullError
-from server.answers import Failures
 from server.chunks import Chunks
 from server.errors import ClientGone
-from server.stream import EventStream, unless_gone
+from server.failures import Failures
+from server.stream import EventStream
 
 
 class Texts:
@@ -148,29 +146,6 @@ def test_what_cannot_be_sent_is_not_answered_with_more() -> None:
         asyncio.run(broken.run())
     assert [message["type"] for _, message in broken.sent] == ["http.response.start", "http.response.body"]
     assert not broken.open
-
-
-@pytest.mark.parametrize(("error", "logged"), [(KeyError("oops"), True), (QueueFullError("full"), False)])
-def test_what_fails_while_it_is_cancelled_is_logged_if_it_is_our_fault(caplog, error: Exception, logged: bool) -> None:
-    """Nobody else would learn of it but Python, in words of its own."""
-
-    async def fails_at_the_end() -> None:
-        try:
-            await asyncio.sleep(60)
-        except asyncio.CancelledError:
-            raise error from None
-
-    async def disconnect() -> dict[str, str]:
-        await asyncio.sleep(0.01)
-        return {"type": "http.disconnect"}
-
-    async def main() -> None:
-        with pytest.raises(ClientGone):
-            await unless_gone(Request({"type": "http"}, disconnect), fails_at_the_end())
-        gc.collect()
-
-    asyncio.run(main())
-    assert ("oops" in caplog.text) is logged and "never retrieved" not in caplog.text
 
 
 class AtOnce(Streamed):
