@@ -29,7 +29,7 @@ from server.draining import DrainingServer
 from server.garbage import collect_seldom
 from server.generation_defaults import resolve_generation
 from server.listen import Listener
-from server.routes.engine_state import hide_polling
+from server.routes.engine_state import is_no_polling
 from server.start_page import start_page
 from server.watch.log_format import configure_logging
 
@@ -100,7 +100,7 @@ def _serve(client: EngineCoreClient, tokenizer: Tokenizer, config: ServerConfig,
             config.shutdown_timeout,
         )
     )
-    logging.getLogger("uvicorn.access").addFilter(hide_polling)
+    logging.getLogger("uvicorn.access").addFilter(is_no_polling)
     collect_seldom()
     with contextlib.suppress(KeyboardInterrupt, _Terminated):  # uvicorn repeats the signal once it has drained
         server.run(listener.opened())

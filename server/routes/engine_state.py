@@ -49,7 +49,7 @@ class EngineState:
     def __init__(self, llm: AsyncLLM):
         self._llm = llm
         self._taken = -SECONDS_FRESH
-        self._task: asyncio.Task[_Told] | None = None
+        self._task: asyncio.Task[_Snapshot] | None = None
         self._first_tokens: deque[float] = deque(maxlen=NUM_FIRST_TOKENS)
         self._num_first_tokens = 0
 
@@ -66,21 +66,21 @@ class EngineState:
         if task is None or (task.done() and (task.exception() or time.monotonic() - self._taken >= SECONDS_FRESH)):
             task = self._task = asyncio.create_task(self._take())
             task.add_done_callback(_look_at_failure)
-        told = await asyncio.shield(task)  # one who leaves takes it from nobody
-        return await told.encoded(with_ids=with_ids)
+        snapshot = await asyncio.shield(task)  # one who leaves takes it from nobody
+        return await snapshot.encoded(with_ids=with_ids)
 
-    async def _take(self) -> _Told:
-        cores = await self._llm.snapshot()
+    async def _take(self) -> _Snapshot:
+        snapshots = await self._llm.snapshot()
         self._taken = time.monotonic()
-        cores_told = [
+        cores = [
             {**msgspec.structs.asdict(core), "stats": msgspec.structs.asdict(stats)}
-            for core, stats in zip(cores, self._llm.stats, strict=True)
+            for core, stats in zip(snapshots, self._llm.stats, strict=True)
         ]
         first_tokens = {"count": self._num_first_tokens, "recent": list(self._first_tokens)}
-        state = {"version": __version__, "time": self._taken, "cores": cores_told, "first_tokens": first_tokens}
-        taken = _Told(state)
-        await taken.encoded(with_ids=True)
-        return taken
+        state = {"version": __version__, "time": self._taken, "cores": cores, "first_tokens": first_tokens}
+        snapshot = _Snapshot(state)
+        await snapshot.encoded(with_ids=True)
+        return snapshot
 
     def on_added(self, request: WatchedRequest) -> None:
         """As Observer."""
@@ -94,10 +94,12 @@ class EngineState:
         """As Observer."""
 
 
-def hide_polling(record: logging.LogRecord) -> bool:
-    """A filter of the access log: an open page alone would add two lines a second, and probes are no news."""
+def is_no_polling(record: logging.LogRecord) -> bool:
+    """A filter of the access log: an open page alone would add two lines a second; and probes are news if they fail."""
     message = record.getMessage()
-    return not any(f"{path} HTTP" in message for path in (PATH, "/health", "/ping", "/metrics"))
+    if any(f"{path} HTTP" in message for path in ("/health", "/ping")):
+        return not message.endswith(" 200")
+    return not any(f"{path} HTTP" in message for path in (PATH, "/metrics"))
 
 
 def _look_at_failure(task: asyncio.Task[Any]) -> None:
@@ -106,8 +108,8 @@ def _look_at_failure(task: asyncio.Task[Any]) -> None:
         task.exception()
 
 
-class _Told:
-    """A snapshot, and what is told of it: each form is made when it is first asked for."""
+class _Snapshot:
+    """One of all cores, and its forms as JSON: each is made when it is first asked for."""
 
     def __init__(self, state: dict[str, Any]):
         self._state = state

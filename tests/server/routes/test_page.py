@@ -19,7 +19,7 @@ import pytest
 import server.page
 from server.page import FILES
 from server.routes import engine_state
-from server.routes.engine_state import EngineState, hide_polling
+from server.routes.engine_state import EngineState, is_no_polling
 from tests.server.conftest import LiveServer, wait_for
 
 FOLDER = Path(server.page.__file__).parent
@@ -239,5 +239,5 @@ def test_polling_is_not_in_the_access_log() -> None:
         arguments = ("127.0.0.1:5", "GET", path, "1.1", 200)
         return logging.LogRecord("uvicorn.access", logging.INFO, "", 0, '%s - "%s %s HTTP/%s" %d', arguments, None)
 
-    assert not hide_polling(record(STATE)) and not hide_polling(record("/prefix" + STATE))
-    assert hide_polling(record("/")) and hide_polling(record("/v1/models"))
+    assert not is_no_polling(record(STATE)) and not is_no_polling(record("/prefix" + STATE))
+    assert is_no_polling(record("/")) and is_no_polling(record("/v1/models"))

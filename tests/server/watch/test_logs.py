@@ -14,7 +14,7 @@ from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.engine.observer import RequestEnd, StepTokens, WatchedRequest
 from jaxpaged.engine.output import RequestMetrics
 from jaxpaged.engine.stats import EngineStats
-from server.routes.engine_state import hide_polling
+from server.routes.engine_state import is_no_polling
 from server.watch.http_requests import CURRENT, HttpRequest
 from server.watch.log_format import add_request_id, configure_logging
 from server.watch.request_log import RequestLog
@@ -85,13 +85,14 @@ def test_the_field_is_named_if_it_is_one_of_the_api(start, logged, path: str, bo
     assert line.partition("param ")[2].removesuffix(")") == (param or "")
 
 
-def test_probes_are_not_in_the_access_log():
-    def told(path: str) -> bool:
+def test_probes_are_in_the_access_log_only_if_they_fail():
+    def told(path: str, status: int = 200) -> bool:
         record = logging.LogRecord("uvicorn.access", logging.INFO, "", 0, '%s - "%s %s HTTP/%s" %d', (), None)
-        record.args = ("127.0.0.1:1", "GET", path, "1.1", 200)
-        return hide_polling(record)
+        record.args = ("127.0.0.1:1", "GET", path, "1.1", status)
+        return is_no_polling(record)
 
     assert [path for path in ("/health", "/metrics", "/engine/state", "/v1/models") if told(path)] == ["/v1/models"]
+    assert told("/health", 503) and told("/ping", 503)
 
 
 def test_no_request_is_logged_unless_asked_for(start, logged):
