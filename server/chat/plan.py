@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -52,6 +52,18 @@ class ChatFormats:
             {text: i for i, text in tokenizer.added_tokens.items() if i in tokenizer.special_ids},
             config.tool_call_parser is not None,
         )
+
+
+class AnswerPlan(NamedTuple):
+    """How the answers to one prompt are sampled and read.
+
+    Attributes:
+      params: those of the request, with the form of a call that it forces, and the markers that parsers must see.
+      before: what the prompt has said of thoughts: a parser starts from there.
+    """
+
+    params: SamplingParams
+    before: Prompted
 
 
 class ChatPlan:
@@ -125,20 +137,18 @@ class ChatPlan:
                 return {switch: effort != "none", **given}
         return given
 
-    def sampling_params(
-        self, params: SamplingParams, prompt_token_ids: Sequence[int]
-    ) -> tuple[SamplingParams, Prompted]:
-        """The parameters of an answer to this prompt: its form, and the markers that must reach the parsers.
+    def of_answers(self, params: SamplingParams, prompt_token_ids: Sequence[int]) -> AnswerPlan:
+        """How this prompt is to be answered.
 
-        Returns:
-          Them, and what the prompt has said of thoughts, which parsers of the answer must know.
+        Args:
+          params: what the request says itself.
 
         Raises:
-          InvalidRequestError: the parameters and the form contradict each other.
+          InvalidRequestError: the parameters contradict the form that answers must have.
         """
         before = Prompted.ENDED
         if not self.parses:
-            return params, before
+            return AnswerPlan(params, before)
         changes: dict[str, Any] = {}
         form = self._forced(params)
         if self._formats.reasoning is not None:
@@ -151,7 +161,7 @@ class ChatPlan:
             changes["structured_outputs"] = form
         if shown := [self._formats.control_ids[mark] for mark in self._control_marks(self._marks())]:
             changes["shown_special_ids"] = shown
-        return msgspec.structs.replace(params, **changes) if changes else params, before
+        return AnswerPlan(msgspec.structs.replace(params, **changes) if changes else params, before)
 
     def _forced(self, params: SamplingParams) -> Any:
         body = self._body

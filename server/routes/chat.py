@@ -72,8 +72,8 @@ async def _prepare(
     state = serving(http)
     messages = await beside(http, lambda: plan.messages)
     ids = await state.llm.render_chat(messages, **plan.template_options)
-    of_answer, before = await beside(http, lambda: plan.sampling_params(params, ids))
-    return await state.prepare(body, ids, of_answer, request_id), before
+    answers = await beside(http, lambda: plan.of_answers(params, ids))
+    return await state.prepare(body, ids, answers.params, request_id), answers.before
 
 
 def _choices(state: Serving, body: ChatCompletionRequest, plan: ChatPlan, before: Prompted) -> ChatChoices:

@@ -64,7 +64,7 @@ def test_others_are_answered_meanwhile(
 
 
 CHECK, HELLO = (body, "_checked"), [{"role": "user", "content": "x"}]
-PLAN = [(ChatPlan, "messages"), (ChatPlan, "sampling_params")]
+PLAN = [(ChatPlan, "messages"), (ChatPlan, "of_answers")]
 LONG_WORK: list[tuple[str, dict[str, Any], list[tuple[Any, str]]]] = [
     ("/v1/completions", {"prompt": "x", "max_tokens": 1}, [CHECK, (completions, "sampling_params")]),
     ("/v1/chat/completions", {"messages": HELLO, "max_tokens": 1}, [CHECK, (chat, "_planned"), *PLAN]),

@@ -32,9 +32,9 @@ def test_tools_are_taken_in_where_they_hold_nobody_up(start, monkeypatch, path, 
             threads.append(threading.current_thread())
             return super().messages
 
-        def sampling_params(self, *args):
+        def of_answers(self, *args):
             threads.append(threading.current_thread())
-            return super().sampling_params(*args)
+            return super().of_answers(*args)
 
     monkeypatch.setattr(server.routes.chat, "ChatPlan", Watched)
     monkeypatch.setattr(server.routes.tokenize, "ChatPlan", Watched)
