@@ -15,8 +15,8 @@ router = APIRouter()
 async def health(http: Request) -> Response:
     """200 while requests are served; 503 once the engine has failed.
 
-    A server that drains accepts no more connections: probes find nobody, as before the start. It answers 503 on those
-    that there are.
+    A server that drains listens no more: new probes find nobody, as before the start. Who is connected still gets 200,
+    until the time to drain is over, and then 503.
     """
     serving(http).check_health()
     return Response(status_code=200)
