@@ -86,7 +86,7 @@ def _programs(sizes_of: Mapping[str, Sequence[int]]) -> str:
 
 
 def _sizes(sizes: Sequence[int]) -> str:
-    """`1, 4, 8 … 256`: those between are powers of two."""
+    """All, or where there are many the first three and the last: `1, 2, 4 … 256`."""
     shown = [str(size) for size in sizes]
     return ", ".join(shown) if len(shown) < 6 else f"{', '.join(shown[:3])} … {shown[-1]}"
 
