@@ -21,6 +21,7 @@ _ONCE = (b"host", b"authorization", b"transfer-encoding", b"content-length", b"c
 # For a body that nobody reads to come in: closing on it would lose the answer.
 SECONDS_TO_LINGER = 2.0
 BYTES_TO_LINGER = 64 << 20
+_ENDLESS = 1 << 62
 
 
 def uvicorn_options(config: ServerConfig) -> dict[str, Any]:
@@ -239,8 +240,8 @@ class BoundedConnection(HttpToolsProtocol):
 async def _send_unchunked(cycle: RequestResponseCycle, message: Any) -> None:
     """`RequestResponseCycle.send` to a client of HTTP/1.0, which knows no chunks: the answer ends as the connection."""
     if message["type"] == "http.response.start":
-        cycle.chunked_encoding = False
-    else:
+        cycle.chunked_encoding, cycle.expected_content_length = False, _ENDLESS
+    elif not message.get("more_body", False):  # several parts may wait for a slow reader, but none beside the last
         cycle.expected_content_length = len(message.get("body", b""))
     await RequestResponseCycle.send(cycle, message)
 

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
+from server.connection import _send_unchunked
 from tests.server.raw_http import connect, posted
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -33,6 +40,40 @@ def test_a_stream_comes_as_it_is(live, path, asked, fields) -> None:
     *events, done, rest = body.split(b"\n\n")
     assert (done, rest) == (b"data: [DONE]", b"")
     assert events and all(json.loads(event.removeprefix(b"data: "))["choices"] for event in events)
+
+
+def test_several_streams_wait_for_a_slow_reader_together() -> None:
+    """Each prompt has a sender of its own: what one writes is no length of the others'."""
+    written: list[bytes] = []
+    transport: Any = SimpleNamespace(write=written.append, close=lambda: None, pause_reading=lambda: None)
+
+    async def test() -> None:
+        flow, log = FlowControl(transport), logging.getLogger()
+        cycle = RequestResponseCycle(
+            scope={"method": "POST"},  # type: ignore[typeddict-item]
+            transport=transport,
+            flow=flow,
+            logger=log,
+            access_logger=log,
+            access_log=False,
+            default_headers=[],
+            message_event=asyncio.Event(),
+            expect_100_continue=False,
+            keep_alive=False,
+            on_response=lambda: None,
+        )
+        await _send_unchunked(cycle, {"type": "http.response.start", "status": 200, "headers": []})
+        flow.pause_writing()
+        parts = [{"type": "http.response.body", "body": body, "more_body": True} for body in (b"long", b"x", b"longer")]
+        senders = [asyncio.ensure_future(_send_unchunked(cycle, part)) for part in parts]
+        await asyncio.sleep(0)
+        flow.resume_writing()
+        await asyncio.gather(*senders)
+        await _send_unchunked(cycle, {"type": "http.response.body", "body": b"end", "more_body": False})
+
+    asyncio.run(test())
+    head, *body = written
+    assert b"chunked" not in head and body == [b"long", b"x", b"longer", b"end"]
 
 
 def test_a_whole_answer_keeps_its_length(live) -> None:
