@@ -60,7 +60,8 @@ def serve(config: EngineConfig, server_config: ServerConfig, listener: Listener)
             server_config = resolve_generation(server_config, lambda: generation)  # what is wrong ends it now
             client.wait_until_ready(bars.update)
         page = start_page(
-            client.facts,
+            client.facts.config,
+            client.programs,
             server_config,
             listener,
             num_cores=client.num_cores,

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 
 from jaxpaged.config import EngineConfig
-from jaxpaged.engine.engine_facts import EngineFacts
+from jaxpaged.engine.programs import Programs
 from server.config import ServerConfig
 from server.listen import Listener
 
@@ -14,7 +14,8 @@ _KEY_FLAGS = ("--api-key", "--admin-api-key")
 
 
 def start_page(
-    facts: EngineFacts,
+    engine: EngineConfig,
+    programs: Programs,
     server: ServerConfig,
     listener: Listener,
     *,
@@ -25,18 +26,18 @@ def start_page(
     """The page.
 
     Args:
-      facts: of each core.
+      engine: the resolved options of each core.
+      programs: of each core.
       weight_bytes: read from the checkpoint; None: nothing was.
       seconds: from the start of the command.
     """
-    engine = facts.config
     return "\n".join(
         f"{title:<12} {text}"
         for title, text in (
             *_model_lines(engine, server, weight_bytes),
             *_capacity_lines(engine, num_cores),
             ("ready", f"after {seconds:.1f} s"),
-            *_program_lines(facts),
+            *_program_lines(programs),
             *_server_lines(server, listener, _shows_key(sys.argv)),
         )
     )
@@ -74,14 +75,14 @@ def _capacity_lines(engine: EngineConfig, num_cores: int) -> Iterator[tuple[str,
     )
 
 
-def _program_lines(facts: EngineFacts) -> Iterator[tuple[str, str]]:
-    warm, cold = _programs(facts.warm_programs), _programs(facts.cold_programs)
-    yield "programs", f"{facts.num_programs} compiled" + (f": {warm}" if warm else "")
+def _program_lines(programs: Programs) -> Iterator[tuple[str, str]]:
+    warm, cold = _sizes_by_kind(programs.warm), _sizes_by_kind(programs.cold)
+    yield "programs", f"{programs.count} compiled" + (f": {warm}" if warm else "")
     if cold:
         yield "cold", f"compiled when first needed, while requests wait (--warmup): {cold}"
 
 
-def _programs(sizes_of: Mapping[str, Sequence[int]]) -> str:
+def _sizes_by_kind(sizes_of: Mapping[str, Sequence[int]]) -> str:
     return "; ".join(f"{kind}: {_sizes(sizes)}" for kind, sizes in sizes_of.items() if sizes)
 
 

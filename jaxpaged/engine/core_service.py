@@ -18,6 +18,7 @@ from jaxpaged.engine.core_sockets import Input, Output
 from jaxpaged.engine.engine_facts import EngineFacts
 from jaxpaged.engine.engine_like import EngineLike
 from jaxpaged.engine.messages import Died, Failure, Ready, StartFailed
+from jaxpaged.engine.programs import Programs
 from jaxpaged.errors import EngineDeadError, JaxPagedError
 from jaxpaged.text.grammar import GrammarCompiler
 
@@ -65,7 +66,7 @@ def _load(config: EngineConfig, name: str, output: Output) -> tuple[EngineCore, 
     core.prepare()
     facts = EngineFacts.of(engine)
     config = dataclasses.replace(facts.config, scheduling_key=None, logits_processors=())  # may hold functions
-    return core, Ready(msgspec.structs.replace(facts, config=config))
+    return core, Ready(msgspec.structs.replace(facts, config=config), Programs.of(engine))
 
 
 def _run(core: EngineCore, output: Output) -> None:

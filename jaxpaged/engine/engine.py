@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -57,6 +58,11 @@ class Engine:
     def has_work(self) -> bool:
         """Whether `step` would do anything."""
         return self._in_flight is not None or self.scheduler.has_work
+
+    @functools.cached_property
+    def facts(self) -> EngineFacts:
+        """What requests are checked against."""
+        return EngineFacts.of(self)
 
     @property
     def hidden_size(self) -> int:
@@ -139,7 +145,7 @@ class Engine:
             request_id,
             prompt_token_ids,
             params,
-            EngineFacts.of(self),
+            self.facts,
             bad_word_ids=bad_word_ids,
             cache_salt=cache_salt,
             priority=priority,

@@ -17,6 +17,7 @@ from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.core.snapshot import EngineSnapshot
 from jaxpaged.core.step import RequestUpdate
 from jaxpaged.engine.engine_facts import EngineFacts
+from jaxpaged.engine.programs import Programs
 from jaxpaged.engine.stats import EngineStats
 
 
@@ -107,9 +108,11 @@ class Ready(Message, frozen=True):
 
     Attributes:
       facts: about it; its options without those that are functions.
+      programs: that are compiled.
     """
 
     facts: EngineFacts
+    programs: Programs
 
 
 class StartFailed(Message, frozen=True):

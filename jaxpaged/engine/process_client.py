@@ -33,6 +33,7 @@ from jaxpaged.engine.messages import (
     encode,
 )
 from jaxpaged.engine.private_folder import PrivateFolder
+from jaxpaged.engine.programs import Programs
 from jaxpaged.engine.routing import Router
 from jaxpaged.engine.sockets import core_socket, front_socket, listening, sending
 from jaxpaged.engine.watchdog import Watchdog
@@ -72,7 +73,9 @@ class ProcessClient:
         options = _sendable(config)
         environments = [device_environment(i, num_cores, os.environ) for i in range(num_cores)]
         self.num_cores = num_cores
-        self._config, self._facts = config, None
+        self._config = config
+        self._facts: EngineFacts | None = None
+        self._programs: Programs | None = None
         self._router = Router(num_cores)
         self._lock = threading.Lock()  # of the sockets, and of who has died
         self._closed = False
@@ -111,6 +114,12 @@ class ProcessClient:
         return self._facts
 
     @property
+    def programs(self) -> Programs:
+        """What the first core had compiled when it was ready; the others do the same. Not before they are ready."""
+        assert self._programs is not None, "not ready"
+        return self._programs
+
+    @property
     def is_alive(self) -> bool:
         return not self._closed and not self._lost
 
@@ -121,7 +130,7 @@ class ProcessClient:
           ModelError, ConfigError, ...: what `load_engine` raised in a core.
           EngineDeadError: a core has ended.
         """
-        ready: dict[int, EngineFacts] = {}
+        ready: dict[int, Ready] = {}
         while len(ready) < self.num_cores:
             core, event = self._events.get()
             if isinstance(event, BaseException):
@@ -129,10 +138,11 @@ class ProcessClient:
             if isinstance(event, StartFailed):
                 raise event.failure.exception()
             if isinstance(event, Ready):
-                ready[core] = event.facts
+                ready[core] = event
             elif isinstance(event, Progress) and core == 0 and progress is not None:
                 progress(event.stage, event.done, event.total)
-        self._facts = _common(self._config, list(ready.values()))
+        self._facts = _common(self._config, [event.facts for event in ready.values()])
+        self._programs = ready[0].programs
 
     def start(self, on_message: OnMessage, on_death: OnDeath) -> None:
         with self._lock:

@@ -29,6 +29,7 @@ from jaxpaged.engine.messages import (
     StartFailed,
     Updates,
 )
+from jaxpaged.engine.programs import Programs
 from jaxpaged.engine.stats import EngineStats
 
 SCHEMA = {"type": "object", "properties": {"a": {"enum": [1, 2.5, None, "x"]}}}
@@ -57,9 +58,8 @@ TO_CORE = [
 FROM_CORE = [
     Progress("load", 2**40, 2**41),
     Ready(
-        EngineFacts(
-            EngineConfig("x", max_model_len=5, swap_space=0.5), 100, 64, (2, 3), "last", 7, {"forward": [1, 2]}, {}
-        )
+        EngineFacts(EngineConfig("x", max_model_len=5, swap_space=0.5), 100, 64, (2, 3), "last"),
+        Programs(7, {"forward": [1, 2]}, {}),
     ),
     StartFailed(FAILURE),
     Updates([], EngineStats(num_running=3, schedule_seconds=0.5), 12.5),

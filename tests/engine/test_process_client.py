@@ -28,6 +28,7 @@ from jaxpaged.engine.async_llm import AsyncLLM
 from jaxpaged.engine.core_devices import device_environment
 from jaxpaged.engine.private_folder import PrivateFolder
 from jaxpaged.engine.process_client import ProcessClient
+from jaxpaged.engine.programs import Programs
 from jaxpaged.engine.routing import BLOCK_TOKENS
 from jaxpaged.errors import ConfigError, EngineDeadError, InvalidRequestError, ModelError
 from tests.scripted_core import HANGS, LOAD, TOKENIZER
@@ -124,6 +125,7 @@ def test_progress_and_options_come_from_the_core(monkeypatch) -> None:
         client.wait_until_ready(lambda *progress: told.append(progress))
         assert ("load", 10, 10) in told and told[-1] == ("warm-up", 3, 3)
         options = client.facts.config
+        assert client.programs == Programs(3, {"forward, by tokens": [1, 8]}, {"pooling, by tokens": [8]})
         assert options.num_kv_blocks == 7 and options.logits_processors == ("some.module:NAME",)
 
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from jaxpaged.config import EngineConfig
-from jaxpaged.engine.engine_facts import EngineFacts
+from jaxpaged.engine.programs import Programs
 from server.config import ServerConfig
 from server.listen import Listener
 from server.start_page import start_page
@@ -26,8 +26,9 @@ def page(
     """The page, and the URL in it."""
     server = ServerConfig(**{"port": 0, **options})
     with Listener(server) as listener:
-        facts = EngineFacts(ENGINE, 100, 8, (2,), "last", 12, WARM, cold or {})
-        text = start_page(facts, server, listener, num_cores=num_cores, weight_bytes=weight_bytes, seconds=3.25)
+        programs = Programs(12, WARM, cold or {})
+        said = {"num_cores": num_cores, "weight_bytes": weight_bytes, "seconds": 3.25}
+        text = start_page(ENGINE, programs, server, listener, **said)
         return text, listener.url
 
 
