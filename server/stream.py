@@ -11,7 +11,7 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from jaxpaged.engine.output import RequestOutput
-from server.answers import length, written
+from server.answers import LONG, length, written
 from server.chunks import Chunks, error_event
 from server.errors import ClientGone, answered_error, logger
 from server.waiting import together, unless_gone
@@ -64,7 +64,10 @@ class EventStream(Response):
             async with aclosing(stream) as outputs:
                 async for output in outputs:
                     chunks.count(index, output)
-                    body = await written(length(output), chunks.write, index, output)
+                    if (size := length(output)) < LONG:  # as `written` does, without its cost for every token
+                        body = chunks.write(index, output)
+                    else:
+                        body = await written(size, chunks.write, index, output)
                     if not self._begun:
                         await self._begin(send)
                     if body:
