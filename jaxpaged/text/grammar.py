@@ -129,22 +129,26 @@ class GrammarCompiler:
         vocabulary = self._shared()
         try:
             verdict = vocabulary.checker.check(source)
-        except (OSError, RuntimeError) as error:
-            if self._closed:
-                raise
-            raise UnavailableError(f"grammars cannot be tried out now: {error}") from error
-        if verdict.error:
-            return reason(verdict.error), len(source) if verdict.lasting else None
-        try:
+            if verdict.error:
+                return reason(verdict.error), len(source) if verdict.lasting else None
             matcher = on_deep_stack(lambda: build_matcher(vocabulary.tokens, source))
         except Panic as error:
             return reason(f"panic: {error}"), len(source)
+        except (OSError, RuntimeError) as error:
+            if self._closed or not _is_want(error):
+                raise
+            raise UnavailableError(f"grammars cannot be tried out now: {error}") from error
         error = reason(matcher.get_error()) if matcher.is_error() else self._error_at_its_start(matcher)
         return error or matcher, len(source) + verdict.size
 
     def _error_at_its_start(self, matcher: LLMatcher) -> str:
         grammar = LLGuidanceGrammar(matcher.deep_copy(), self._shared(), self._eos_token_ids)
         return grammar.error.removeprefix(GRAMMAR_STUCK)
+
+
+def _is_want(error: Exception) -> bool:
+    """Whether the machine has no process, file or thread to give, which threading tells by a bare RuntimeError."""
+    return isinstance(error, OSError) or type(error) is RuntimeError
 
 
 def _digest(source: str) -> bytes:

@@ -326,3 +326,14 @@ def test_a_whole_answer_that_is_never_read(start, fields) -> None:
         wait_for(lambda: any(c.cycle is not None for c in connections))
         wait_for(lambda: not any(c.cycle is not None and c.cycle.scope["method"] == "POST" for c in connections))
     server.settle()
+
+
+def test_uvicorn_has_what_is_overridden() -> None:
+    """Names of its own that another version might not call any more."""
+    (base,) = connection.BoundedConnection.__bases__
+    own = {name for name, value in vars(connection.BoundedConnection).items() if callable(value)}
+    called_by_uvicorn = {
+        name for name in own if name.startswith(("on_", "_start", "send_", "pause", "resume", "data_"))
+    }
+    assert {"_start_asgi_task", "send_400_response", "on_response_complete"} <= called_by_uvicorn
+    assert all(hasattr(base, name) for name in called_by_uvicorn)

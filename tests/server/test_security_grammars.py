@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from jaxpaged.text import grammar
 from jaxpaged.text.grammar import GrammarCache
 from jaxpaged.text.grammar_check import GrammarChecker, Verdict
 from jaxpaged.text.tokenizer import Tokenizer
@@ -172,7 +173,12 @@ def no_thread(*args: Any, **options: Any) -> None:
 
 @pytest.mark.parametrize(
     ("owner", "name", "fails"),
-    [(subprocess, "Popen", no_process), (tempfile, "TemporaryFile", no_file), (threading, "Timer", no_thread)],
+    [
+        (subprocess, "Popen", no_process),
+        (tempfile, "TemporaryFile", no_file),
+        (threading, "Timer", no_thread),
+        (grammar, "on_deep_stack", no_thread),
+    ],
 )
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_machine_without_room_to_try_out_grammars(start, monkeypatch, caplog, owner, name, fails, stream) -> None:
