@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -59,7 +58,7 @@ class Engine:
         """Whether `step` would do anything."""
         return self._in_flight is not None or self.scheduler.has_work
 
-    @functools.cached_property
+    @property
     def facts(self) -> EngineFacts:
         """What requests are checked against."""
         return EngineFacts.of(self)

@@ -32,12 +32,16 @@ class InProcessClient:
 
     def __init__(self, engine: EngineLike, tokenizer: Tokenizer):
         """Args: engine: driven by a thread of the client's alone once it has started."""
-        self._engine, self.facts = engine, EngineFacts.of(engine)
+        self._engine = engine
         self.grammars = GrammarCompiler(tokenizer, engine.vocab_size, engine.eos_token_ids)
         self._messages: queue.SimpleQueue[ToCore | None] = queue.SimpleQueue()
         self._input = threading.Thread(target=self._take_input, name="jaxpaged-input", daemon=True)
         self._loop = threading.Thread(target=self._run, name="jaxpaged-engine", daemon=True)
         self._gone: str | None = None  # why nothing can be sent any more
+
+    @property
+    def facts(self) -> EngineFacts:
+        return EngineFacts.of(self._engine)
 
     @property
     def is_alive(self) -> bool:
