@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxpaged.config import EngineConfig
 from jaxpaged.core.pooling_params import POOLING_KINDS, PoolingParams
-from jaxpaged.core.request import Request
+from jaxpaged.core.request import Grammar, Request
 from jaxpaged.core.sampling_params import ALL_LOGPROBS, MAX_EOS_TOKEN_IDS, SamplingParams, logprob_columns
 from jaxpaged.engine.engine_facts import EngineFacts
 from jaxpaged.errors import InvalidRequestError, RequestTooLargeError, UnsupportedError
@@ -33,7 +33,9 @@ def checked_request(
     priority: int = 0,
     pooling: PoolingParams | None = None,
     end_ids: Container[int] = (),
-    **more: Any,
+    grammar: Grammar | None = None,
+    seed: int = 0,
+    arrival_time: float | None = None,
 ) -> Request:
     """A request that this engine can take, as far as it can be told without its blocks.
 
@@ -41,7 +43,7 @@ def checked_request(
       facts: of the engine.
       params_are_checked: with this `bad_word_ids`, by `check_params`.
       end_ids: as for `checked_prompt`.
-      more: arguments of `Request` that need no check.
+      grammar, seed, arrival_time: as for `Request`, without a check.
 
     Raises:
       InvalidRequestError: empty prompt, an id outside the vocabulary, a parameter out of this engine's range.
@@ -66,7 +68,9 @@ def checked_request(
         priority=priority,
         bad_word_ids=bad_word_ids,
         pooling=pooling,
-        **more,
+        grammar=grammar,
+        seed=seed,
+        arrival_time=arrival_time,
     )
 
 
