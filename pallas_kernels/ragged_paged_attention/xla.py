@@ -18,7 +18,7 @@ from pallas_kernels.pool import to_float32
 from pallas_kernels.ragged_paged_attention import work
 
 DECODE_KEYS = 64  # per item
-DECODE_ITEMS = (8, 32)  # per loop iteration: at least, at most; as many as there are rows
+DECODE_ITEMS = (4, 32)  # per loop iteration: at least, at most; as many as there are rows
 PREFILL_QUERIES = 64  # per item, at most
 PREFILL_KEYS = 128  # per loop iteration
 
