@@ -56,7 +56,7 @@ class Load:
             max_num_batched_tokens=max_tokens,
             max_model_len=self.max_model_len,
         )
-        self.buckets = bucket_table(num_running, max_tokens)
+        self.buckets = bucket_table(num_running, max_tokens, "gpu")
         self._random = random.Random(0)
         self._names = itertools.count()
         for i in range(num_running):

@@ -23,6 +23,7 @@ class BlockManager:
       num_blocks: size of the pool, scratch not counted.
       block_size: tokens in a block.
       enable_prefix_caching: find and share the blocks of common prefixes.
+      search_limit: how many blocks `search_prefix` looks up.
       hash_function: of the prefix cache; only for tests.
     """
 
@@ -32,6 +33,7 @@ class BlockManager:
         block_size: int,
         enable_prefix_caching: bool = True,
         *,
+        search_limit: int = 1024,  # a few milliseconds
         hash_function: HashFunction = sha256,
     ):
         assert num_blocks >= 1 and block_size >= 1, (num_blocks, block_size)
@@ -39,6 +41,7 @@ class BlockManager:
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
         self.num_cached_blocks = 0
+        self._search_limit = search_limit
         self._cache = PrefixCache(num_blocks, block_size, hash_function)
         self._refs = [0] * (num_blocks + 1)
         self._free = FreeList(num_blocks)
@@ -71,6 +74,12 @@ class BlockManager:
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that `num_tokens` tokens occupy."""
         return -(-num_tokens // self.block_size)
+
+    def search_prefix(self, request: Request) -> bool:
+        """Does a part of what `find_prefix` would do. Returns whether that was the last one: the rest is quick."""
+        if not self.enable_prefix_caching:
+            return True
+        return self._cache.search(request, request.max_prefix_tokens // self.block_size, self._search_limit)
 
     def find_prefix(self, request: Request) -> list[int]:
         """Blocks of the longest cached prefix of a request that holds none.

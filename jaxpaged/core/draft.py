@@ -19,8 +19,13 @@ class Chunk:
 
 @dataclass(slots=True)
 class Draft:
-    """A step whose rows of one token are final, and the chunks that will become its other rows."""
+    """A step whose rows of one token are final, and the chunks that will become its other rows.
 
+    Attributes:
+      budget: most tokens that it may have.
+    """
+
+    budget: int
     step: Step = field(default_factory=Step)
     chunks: list[Chunk] = field(default_factory=list)
 

@@ -69,6 +69,12 @@ class PrefixCache:
         """All cached blocks."""
         return self._index.values()
 
+    def search(self, request: Request, max_blocks: int, most: int) -> bool:
+        """Begins or continues what `match` does, by `most` blocks. Returns whether there is nothing left to look up."""
+        done = len(self._found) if self._asked is request else 0
+        goal = min(max_blocks, done + most)
+        return len(self.match(request, goal)) < goal or goal == max_blocks
+
     def match(self, request: Request, max_blocks: int) -> list[int]:
         """Blocks of the longest cached prefix of a request's tokens, at most `max_blocks`.
 
@@ -78,10 +84,10 @@ class PrefixCache:
         if self._asked is not request:
             self._asked, self._found = request, {}
         found = self._found
-        digests = self._digests(request, max_blocks)
         node: Node = self._entry(next(reversed(found))).node if found else self._root(request)
         for i in range(len(found), max_blocks):
-            block = self.find(digests[i], node, self._tokens(request, i))
+            digest = self._digests(request, i + 1)[i]
+            block = self.find(digest, node, self._tokens(request, i))
             if block is None:
                 break
             found[block] = i

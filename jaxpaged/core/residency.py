@@ -33,6 +33,10 @@ class Residency:
         self.num_preemptions = 0
         self.stale: list[Request] = []
 
+    def search(self, request: Request) -> bool:
+        """Does a part of what makes `find_shared` slow for a long prompt. Returns whether that was the last one."""
+        return request.source is not None or self.block_manager.search_prefix(request)
+
     def find_shared(self, request: Request) -> list[int]:
         """Blocks in the pool that a waiting request can start with."""
         pool = self.block_manager

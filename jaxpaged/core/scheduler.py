@@ -11,6 +11,8 @@ The rules:
 - Each running request has one token of the step reserved, so prompts never starve decodes.
 - A prompt too long to end in one whole step takes at most half of the tokens that are left; what nobody else
   takes goes back to the prompts, in order. So a short prompt starts, and ends, while a giant is on its way.
+- Where all that could be computed would need much padding, the end of a prompt waits for the next step: see
+  `StepSizes`. A token to be generated never does.
 - A request is admitted when the pool has room for all its known tokens and a new one, besides those of admitted
   prompts and one more block for each running request: half-admitted prompts do not wait for each other, and
   nobody is admitted only to be preempted a step later.
@@ -37,6 +39,7 @@ from jaxpaged.core.request import Ending, Request, Status
 from jaxpaged.core.residency import Residency
 from jaxpaged.core.size_limits import check_size, longest_sequence
 from jaxpaged.core.step import RequestUpdate, Step, StepResult
+from jaxpaged.core.step_sizes import StepSizes
 from jaxpaged.errors import InvalidRequestError, QueueFullError
 
 _ABORTED = Ending("abort")
@@ -53,6 +56,7 @@ class Scheduler:
       key: a request's place in both queues, smaller first; what it gives must compare. Default: order of arrival.
       num_host_blocks: room in host memory for the blocks of preempted requests.
       max_num_queued_requests: samples that may wait; None: no limit.
+      step_sizes: what steps with prompts are padded to.
       clock: gives seconds as in the requests' arrival times, for timeouts and time in the queue.
 
     Attributes:
@@ -72,6 +76,7 @@ class Scheduler:
         key: Callable[[Request], Any] | None = None,
         num_host_blocks: int = 0,
         max_num_queued_requests: int | None = None,
+        step_sizes: StepSizes | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
         assert max_num_batched_tokens >= max_num_seqs >= 1, (max_num_batched_tokens, max_num_seqs)
@@ -83,6 +88,8 @@ class Scheduler:
         self.prefix_cache_queries = 0
         self.prefix_cache_hits = 0
         self._key, self._clock = key, clock
+        self._sizes = step_sizes or StepSizes()
+        self._cut_short: list[Request] = []  # those whose prompt the last step has not ended
         self._residency = Residency(block_manager, num_host_blocks, max_num_seqs)
         self.roster = self._residency.roster
         self.running, self.waiting = self.roster.running, self.roster.waiting
@@ -185,12 +192,13 @@ class Scheduler:
                 self._unreported += self._end(late, Ending("abort", "timeout"))
         for follower in self._followers.release():
             self.roster.queue(follower)
-        draft = Draft()
+        draft = Draft(self._budget())
         self._schedule_running(draft)
         if self._residency.stale:
             self._residency.refresh(draft.step)
         self._admit(draft)
         self._fill(draft)
+        self._cut_short = [chunk.request for chunk in draft.chunks if chunk.request.num_remaining_tokens]
         if not draft.has_rows:
             return None
         self._residency.host_pool.flush(draft.step)
@@ -241,10 +249,25 @@ class Scheduler:
         assert sorted(map(id, queued)) == sorted(map(id, live)), "a request is lost"
         self._residency.check_invariants()
 
+    def _budget(self) -> int:
+        """Most tokens of the next step: all that may be, or as many as fill a padded shape.
+
+        That rests on an estimate: prefixes may be found, and blocks be lacking. Then there is padding, as without it.
+        """
+        most, rows = self.max_num_batched_tokens, len(self.running)
+        prompts = [request for request in self._cut_short if request.status is Status.RUNNING]
+        decoding = wanted = rows - len(prompts)
+        for request in itertools.chain(prompts, self.waiting[: self.max_num_seqs - rows]):
+            wanted += request.num_remaining_tokens
+            if wanted >= most:
+                return most
+        budget = self._sizes.cut(wanted, decoding)
+        return budget if budget is not None and budget > rows else most
+
     def _schedule_running(self, draft: Draft) -> None:
         """Rows for the requests that have a slot. This is the hot path: most rows feed one token to a known block."""
         step, block_size = draft.step, self.block_manager.block_size
-        left = self.max_num_batched_tokens - len(self.running)  # besides the one reserved for each
+        left = draft.budget - len(self.running)  # besides the one reserved for each
         add_request, add_slot, add_start = step.requests.append, step.slots.append, step.starts.append
         # Preemption pops from the end: requests not visited yet, or the visited one itself, which ends the loop.
         for request in self.running:
@@ -273,12 +296,14 @@ class Scheduler:
     def _admit(self, draft: Draft) -> None:
         """Gives slots to waiting requests while slots, blocks and tokens last."""
         pool = self.block_manager
-        left = self.max_num_batched_tokens - draft.num_tokens
+        left = draft.budget - draft.num_tokens
         owed = sum(self._num_blocks_owed(chunk.request) for chunk in draft.chunks)
         while left > 0 and self.waiting:
             request = self.waiting[0]
             if request.num_inflight_tokens:
                 break  # preempted: the device has to be told its tokens, so they must be known
+            if draft.has_rows and self.roster.has_slot and not self._residency.search(request):
+                break  # its prompt is long, and these rows need not wait for a look at all of it
             shared = self._residency.find_shared(request) if self.roster.has_slot else []
             needed = pool.blocks_for(request.num_tokens + 1) - len(shared)
             fits = not self.running or needed + owed + len(self.running) <= pool.num_available_after(shared)
@@ -306,7 +331,7 @@ class Scheduler:
 
     def _fill(self, draft: Draft) -> None:
         """Gives the tokens that nobody took to the prompts."""
-        left = self.max_num_batched_tokens - draft.num_tokens
+        left = draft.budget - draft.num_tokens
         for chunk in draft.chunks:
             if left <= 0:
                 break

@@ -1,11 +1,15 @@
 """Which padded shapes exist. A step is padded to a bucket, and every bucket is one compiled forward pass.
 
+The closer buckets are, the less is padding, and the more there is to compile at start-up: see `SPACINGS`. Between two
+mixed ones the scheduler cuts prompts so that they fill the smaller one (`StepSizes`); decodes it never holds back.
+
 Sampling has programs of its own, which know no tokens, only rows. They are many branches and slow to compile, so
 buckets of similar numbers of rows share one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -30,21 +34,60 @@ class Bucket:
         return self.rows + -(-self.tokens // block_size)
 
 
+@dataclass(frozen=True)
+class Spacing:
+    """A platform's buckets: the larger of these sizes are left out where limits are lower, or doubled where higher.
+
+    Attributes:
+      rows: of decode-only ones.
+      tokens: of mixed ones.
+      step_cost: what a step costs besides its tokens, in tokens of a large one.
+    """
+
+    rows: tuple[int, ...]
+    tokens: tuple[int, ...]
+    step_cost: int
+
+
+_GPU_ROWS = (1, 2, 3, 4, *range(6, 16, 2), *range(16, 32, 4), *range(32, 64, 8), *range(64, 128, 16))
+_GPU_ROWS += (*range(128, 256, 32), *range(256, 512, 64), *range(512, 1025, 128))
+_MIXED = (32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096, 8192)
+
+SPACINGS = {
+    "cpu": Spacing((1, 4, 8, 16, 24, 32), (32, 64, 128, 256), step_cost=20),
+    "gpu": Spacing(_GPU_ROWS, _MIXED, step_cost=200),
+    "tpu": Spacing((8, 16, 24, 32, 48, 64, 96, 128, 192, 256), _MIXED, step_cost=200),
+}
+"""By platform.
+
+A program costs CPUs about ten CPU-seconds at the first start, and a row of padding a millisecond a step: a few buckets,
+where they save most. 24 rows beside 16 and 32 save 4 to 6 % of the time of a step with 10 to 20 requests.
+
+GPUs hardly notice a few rows more, but a hundred. With powers of two (19 programs for the default limits) 24 to 35 % of
+the tokens computed under Poisson arrivals are padding, and up to 19 % of the time; with these (39) 6 to 8 %, and at
+most 4 % of the time (`python -m benchmarks.padding`). Mixed ones may be farther apart than the others, since prompts
+are cut to fit.
+"""
+
+
 class BucketTable:
     """The buckets of an engine, smallest first, and the choice among them.
 
-    Decode-only buckets have one token a row; mixed ones hold at least twice as many tokens as rows, so that
-    the two kinds never coincide.
+    Decode-only buckets have one token a row; mixed ones hold fewer rows than tokens, so that the two kinds never
+    coincide.
 
     Attributes:
-      sample_rows: R of each sampling program, smallest first: at most twice the rows of any bucket that it serves.
+      sample_rows: R of each sampling program, smallest first: at most twice the rows of any decode-only bucket that it
+        serves.
+      step_cost: as of `Spacing`.
     """
 
-    def __init__(self, decode_rows: list[int], mixed_tokens: list[int], max_num_seqs: int):
-        self.max_num_seqs = max_num_seqs
+    def __init__(self, decode_rows: Iterable[int], mixed_tokens: Iterable[int], max_num_seqs: int, step_cost: int = 0):
+        self.max_num_seqs, self.step_cost = max_num_seqs, step_cost
         self.decode = [Bucket(n, n) for n in sorted(set(decode_rows))]
-        self.mixed = [Bucket(n, min(max(n // 2, 1), max_num_seqs)) for n in sorted(set(mixed_tokens))]
-        self.sample_rows = _at_least_halved(sorted({bucket.rows for bucket in self.all}))
+        self.mixed = [Bucket(n, min(n - 1, max_num_seqs)) for n in sorted(set(mixed_tokens))]
+        rows = {bucket.rows for bucket in self.decode} | {max(bucket.rows for bucket in self.all)}
+        self.sample_rows = _at_least_halved(sorted(rows))
 
     @property
     def all(self) -> list[Bucket]:
@@ -62,32 +105,26 @@ class BucketTable:
         return next(n for n in self.sample_rows if n >= bucket.rows)
 
 
-def bucket_table(max_num_seqs: int, max_num_batched_tokens: int, *, min_decode_rows: int = 1) -> BucketTable:
-    """Powers of two up to the limits, which are buckets themselves.
-
-    The second smallest of each kind is left out: a program costs seconds at start-up, and padding 2 rows to 4, or 32
-    tokens to 64, costs little.
+def bucket_table(
+    max_num_seqs: int, max_num_batched_tokens: int, platform: str, *, min_decode_rows: int = 1
+) -> BucketTable:
+    """A platform's buckets up to the limits, which are buckets themselves.
 
     Args:
+      platform: "cpu", "gpu" or "tpu".
       min_decode_rows: smallest decode batch; where products with few rows are slow, padding them is faster.
     """
-    decode = _powers_of_two(min_decode_rows, max(min_decode_rows, max_num_seqs))
-    mixed = _powers_of_two(16, max(max_num_batched_tokens, 2 * max_num_seqs))
-    return BucketTable(_without(decode, 2), _without(mixed, 32), max_num_seqs)
+    spacing = SPACINGS[platform]
+    decode = _up_to(max(min_decode_rows, max_num_seqs), spacing.rows)
+    mixed = _up_to(max(max_num_batched_tokens, max_num_seqs + 1), spacing.tokens)
+    return BucketTable((n for n in decode if n >= min_decode_rows), mixed, max_num_seqs, spacing.step_cost)
 
 
-def _powers_of_two(first: int, last: int) -> list[int]:
-    """`first` and its doublings below `last`, then `last`."""
-    sizes = []
-    while first < last:
-        sizes.append(first)
-        first *= 2
-    return [*sizes, last]
-
-
-def _without(sizes: list[int], dropped: int) -> list[int]:
-    """`sizes` without `dropped`, unless it is the largest."""
-    return [n for n in sizes if n != dropped or n == sizes[-1]]
+def _up_to(last: int, sizes: tuple[int, ...]) -> list[int]:
+    """Those of `sizes` and of the doublings of their largest that are below `last`, and `last`."""
+    while sizes[-1] < last:
+        sizes = *sizes, 2 * sizes[-1]
+    return [*(n for n in sizes if n < last), last]
 
 
 def _at_least_halved(sizes: list[int]) -> list[int]:

@@ -19,6 +19,7 @@ from jaxpaged.core.block_manager import BlockManager
 from jaxpaged.core.policy import policy_key
 from jaxpaged.core.sampling_params import MAX_EOS_TOKEN_IDS
 from jaxpaged.core.scheduler import Scheduler
+from jaxpaged.core.step_sizes import StepSizes
 from jaxpaged.device import kv_cache
 from jaxpaged.device.buckets import bucket_table
 from jaxpaged.device.compilation import use_persistent_cache
@@ -109,7 +110,7 @@ def build_engine(
     assert config.max_num_seqs and config.max_num_batched_tokens and config.max_model_len
     # XLA:CPU is slower with a few rows of bfloat16 than with eight.
     few = 8 if platform() == "cpu" and config.dtype != "float32" else 1
-    buckets = bucket_table(config.max_num_seqs, config.max_num_batched_tokens, min_decode_rows=few)
+    buckets = bucket_table(config.max_num_seqs, config.max_num_batched_tokens, platform(), min_decode_rows=few)
     runner = Runner(module, params, config, vocab_size=vocab_size, buckets=buckets)
     num_blocks = runner.num_pages - 1
     blocks = BlockManager(num_blocks, config.block_size, enable_prefix_caching=config.enable_prefix_caching)
@@ -121,6 +122,7 @@ def build_engine(
         key=policy_key(config),
         num_host_blocks=runner.num_host_blocks,
         max_num_queued_requests=config.max_num_queued_requests,
+        step_sizes=StepSizes([bucket.tokens for bucket in buckets.mixed], buckets.step_cost),
     )
     if config.warmup:
         runner.warm_up(_stage(progress, "warm-up"))

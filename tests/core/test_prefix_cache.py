@@ -135,6 +135,23 @@ def test_asked_again_it_looks_up_nothing_twice():
     assert cache.match(request, 3) == []
 
 
+def test_a_search_in_parts_finds_what_one_at_once_does():
+    hashed = []
+    cache = PrefixCache(9, BLOCK, lambda data: hashed.append(data) or sha256(data))
+    entered(cache, [1, 2, 3, 4, 5, 6], [7, 8, 9])
+    for tokens, found, parts in [
+        ([1, 2, 3, 4, 5, 6, 7, 8], [7, 8, 9], [False, True]),
+        ([1, 2, 3, 4, 9, 9, 7, 8], [7, 8], [False, True]),
+        ([1, 2, 3, 4, 5], [7, 8], [True]),
+        ([9] * 8, [], [True]),
+        ([9], [], [True]),
+    ]:
+        request, hashed[:] = make(tokens), []
+        assert [cache.search(request, len(tokens) // BLOCK, 2) for _ in parts] == parts
+        assert len(hashed) <= 1 + len(found) + 1, "the root, and what was looked up"
+        assert cache.match(request, len(tokens) // BLOCK) == found
+
+
 def test_a_reused_block_id_is_not_the_old_parent():
     """Block ids come again; a child entered under the old content must not be found under the new."""
     cache = PrefixCache(9, BLOCK, lambda data: data[-4:])  # the last token only

@@ -7,6 +7,7 @@ import pytest
 from jaxpaged.core.prefix_cache import sha256
 from jaxpaged.core.request import Status
 from jaxpaged.core.step import StepResult
+from jaxpaged.core.step_sizes import StepSizes
 from jaxpaged.errors import InvalidRequestError, RequestTooLargeError
 from tests.core.driver import Driver
 
@@ -477,4 +478,120 @@ def test_prompts_that_fit_go_whole_in_order():
     driver.step()
     assert rows_of(driver) == {"r0": 1, "r1": 8, "r2": 20, "r3": 3}
     driver.run()
+    driver.check_solo()
+
+
+# Prompts cut to fill padded shapes
+
+
+def make_padded(*sizes, tokens=64, **options):
+    return Driver(
+        num_blocks=400,
+        block_size=4,
+        max_num_seqs=8,
+        max_num_batched_tokens=tokens,
+        max_model_len=200,
+        scheduler_options={"step_sizes": StepSizes(sizes)},
+        **options,
+    )
+
+
+def test_the_end_of_a_prompt_waits_where_it_would_need_much_padding():
+    driver = make_padded(16, 32, 64)
+    driver.add("a", prompt_of(3), max_tokens=20)
+    driver.step()
+    driver.add("b", prompt_of(20, 1), max_tokens=20)
+    driver.add("c", prompt_of(14, 2), max_tokens=20)
+    driver.step()
+    assert rows_of(driver) == {"a": 1, "b": 20, "c": 11}, "35 tokens, cut to 32"
+    driver.step()
+    assert rows_of(driver) == {"a": 1, "b": 1, "c": 3}
+    driver.run()
+    driver.check_solo()
+
+
+def test_a_prompt_is_taken_whole_where_little_is_padded():
+    driver = make_padded(16, 32, 64)
+    driver.add("a", prompt_of(30), max_tokens=2)
+    driver.step()
+    assert rows_of(driver) == {"a": 30}
+    driver.run()
+    driver.check_solo()
+
+
+def test_a_prefix_that_is_found_leaves_some_of_the_budget_unused():
+    driver = make_padded(16, 32, 64)
+    driver.add("a", prompt_of(33), max_tokens=1)
+    driver.run()
+    driver.add("b", prompt_of(33), max_tokens=2)
+    driver.step()
+    assert rows_of(driver) == {"b": 1}, "the cut was for 33 tokens"
+    driver.run()
+    driver.check_solo()
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_cuts_delay_no_decode_and_starve_no_prompt(overlap):
+    driver = make_padded(4, 8, 16, 32, 64, overlap=overlap)
+    decodes = [driver.add(f"d{i}", prompt_of(3, i), max_tokens=100) for i in range(5)]
+    step_until(driver, lambda: all(r.num_inflight_tokens or r.num_output_tokens for r in decodes))
+    for i in range(40):
+        prompt = driver.add(f"p{i}", prompt_of(1 + 37 * i % 60, 100 + i), max_tokens=1)
+        steps = 0
+        while not prompt.finish_reason:
+            driver.step()
+            steps += 1
+            assert not driver.last_step or all(rows_of(driver)[d.request_id] == 1 for d in decodes if d.slot >= 0)
+        assert steps <= 3 + overlap, prompt.num_prompt_tokens
+        if any(d.finish_reason for d in decodes):
+            break
+    driver.run()
+    driver.check_solo()
+
+
+# Long prompts and the loop
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_step_looks_up_and_hashes_only_a_part_of_a_long_prompt(cached):
+    num_hashed = 0
+
+    def counting(data):
+        nonlocal num_hashed
+        num_hashed += 1
+        return sha256(data)
+
+    driver = Driver(
+        num_blocks=1000,
+        block_size=4,
+        max_num_batched_tokens=64,
+        max_model_len=1500,
+        hash_function=counting,
+        search_limit=20,
+    )
+    prompt = prompt_of(1000)
+    if cached:
+        driver.add("first", prompt, max_tokens=1)
+        driver.run()
+    other = driver.add("other", [1, 2, 3], max_tokens=500)
+    driver.step()
+    driver.add("long", prompt, max_tokens=2)
+    while "long" not in driver.finished:
+        num_hashed, before = 0, other.num_computed_tokens
+        driver.step()
+        assert num_hashed <= 22, "a root, a part of the search or of the chunk, and what the others fill"
+        assert other.num_computed_tokens == before + 1
+    assert driver.finished["long"].num_cached_tokens == (996 if cached else 0)
+    driver.abort("other")
+    driver.run()
+    driver.check_solo("long")
+
+
+def test_the_search_for_a_long_prefix_is_done_at_once_if_nobody_waits_for_it():
+    driver = Driver(num_blocks=600, block_size=4, max_num_batched_tokens=64, max_model_len=900, search_limit=10)
+    for name in ("first", "second"):
+        driver.add(name, prompt_of(400), max_tokens=1)
+        driver.step()
+        assert rows_of(driver) == {name: 64 if name == "first" else 4}
+        driver.run()
     driver.check_solo()

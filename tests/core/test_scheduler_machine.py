@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from jaxpaged.core.prefix_cache import sha256
+from jaxpaged.core.step_sizes import StepSizes
 from jaxpaged.errors import InvalidRequestError, QueueFullError, RequestTooLargeError
 from tests.core.driver import Driver
 from tests.core.solo import FakeGrammar
@@ -41,11 +42,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_num_seqs=st.integers(2, 5),
         spare_tokens=st.sampled_from([0, 1, 3, 8, 40]),
         enable_prefix_caching=st.sampled_from([True, True, True, False]),
+        search_limit=st.sampled_from([1, 2, 1024]),
         hash_name=st.sampled_from(["sha256", "sha256", "sha256", *HASHES]),
         burst=st.booleans(),
         key=st.sampled_from(list(KEYS)),
         num_host_blocks=st.sampled_from([0, 0, 2, 5, 100]),
         max_num_queued_requests=st.sampled_from([None, None, 6]),
+        sizes=st.sampled_from([(), (2, 4, 8, 16, 32, 64), (3, 5, 6, 7, 9, 12, 50)]),
+        step_cost=st.sampled_from([0, 3]),
     )
     def start(
         self,
@@ -57,6 +61,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         key,
         num_host_blocks,
         max_num_queued_requests,
+        sizes,
+        step_cost,
         **options,
     ):
         self.max_num_queued = max_num_queued_requests
@@ -72,6 +78,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 "key": KEYS[key],
                 "num_host_blocks": num_host_blocks,
                 "max_num_queued_requests": max_num_queued_requests,
+                "step_sizes": StepSizes(sizes, step_cost),
             },
             **options,
         )

@@ -18,6 +18,7 @@ from jaxpaged.config import EngineConfig
 from jaxpaged.core.block_manager import BlockManager
 from jaxpaged.core.policy import policy_key
 from jaxpaged.core.scheduler import Scheduler
+from jaxpaged.core.step_sizes import StepSizes
 from jaxpaged.device.buckets import BucketTable
 from jaxpaged.device.runner import Runner
 from jaxpaged.engine.engine import Engine
@@ -94,6 +95,7 @@ def make_engine(runner, tiny_config) -> MakeEngine:
             max_num_seqs=seqs,
             max_num_batched_tokens=tokens,
             max_model_len=MAX_LEN,
+            step_sizes=StepSizes([bucket.tokens for bucket in buckets.mixed]),
             **(scheduling or {}),
         )
         config = dataclasses.replace(tiny_config, overlap=overlap, num_kv_blocks=blocks)

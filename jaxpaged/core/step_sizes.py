@@ -1,0 +1,35 @@
+"""How many tokens a step with prompts takes, so that little of what the device computes is padding."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+
+WORTH = 1 / 8
+"""Share of a step that must be saved at least for the end of a prompt to wait."""
+
+
+class StepSizes:
+    """The token counts that steps with prompts are padded to.
+
+    Args:
+      sizes: ascending; empty: steps are not padded.
+      step_cost: what one more step costs, however small it is, in tokens of a large one.
+    """
+
+    def __init__(self, sizes: Sequence[int] = (), step_cost: int = 0):
+        self._sizes, self._step_cost = tuple(sizes), step_cost
+
+    def cut(self, wanted: int, num_decoding: int) -> int | None:
+        """How many of `wanted` tokens are better computed now, and the others in the next step; None: all of them.
+
+        Args:
+          num_decoding: rows that feed one token, in the next step too: for these there will be one in any case.
+        """
+        at = bisect_left(self._sizes, wanted)
+        if not 0 < at < len(self._sizes):
+            return None
+        now, whole = self._sizes[at - 1], self._sizes[at]
+        later = self._sizes[bisect_left(self._sizes, wanted - now + num_decoding)]
+        saved = whole - now - later + (num_decoding or -self._step_cost)
+        return now if saved > WORTH * whole else None

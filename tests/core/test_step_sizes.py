@@ -1,0 +1,35 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxpaged.core.step_sizes import WORTH, StepSizes
+
+SIZES = (32, 64, 96, 128, 256, 1024)
+
+
+def padded(tokens):
+    return next(n for n in SIZES if n >= tokens)
+
+
+@given(st.integers(1, 1100), st.integers(0, 60), st.sampled_from([0, 20, 200]))
+def test_a_cut_fills_a_size_and_saves_what_the_next_step_costs(wanted, num_decoding, step_cost):
+    now = StepSizes(SIZES, step_cost).cut(wanted, num_decoding)
+    if now is None:
+        return
+    assert now in SIZES and now < wanted < padded(wanted)
+    rest = wanted - now
+    whole = padded(wanted) + (num_decoding if num_decoding else 0)
+    cut = now + padded(rest + num_decoding) + (0 if num_decoding else step_cost)
+    assert whole - cut > WORTH * padded(wanted)
+
+
+def test_a_lone_prompt_is_cut_only_if_that_is_worth_a_step():
+    assert StepSizes(SIZES, 20).cut(140, 0) == 128
+    assert StepSizes(SIZES, 200).cut(140, 0) is None
+    assert StepSizes(SIZES, 200).cut(140, 5) == 128, "there will be a next step in any case"
+    assert StepSizes(SIZES, 200).cut(300, 0) == 256
+
+
+def test_nothing_is_cut_that_fits_or_nearly_so_or_is_less_or_more_than_all_sizes():
+    sizes = StepSizes(SIZES)
+    assert [sizes.cut(n, 4) for n in (1, 31, 32, 60, 64, 128, 250, 1024, 2000)] == [None] * 9
+    assert StepSizes().cut(77, 3) is None
