@@ -1,10 +1,15 @@
-"""Host time of a step: scheduler, block manager and batch packing, with no device.
+"""Host time of a step: the real engine on a device that takes no time, and whether one that takes 5 ms is kept busy.
 
     python -m benchmarks.host_overhead --json benchmarks/results/host_overhead.json
 
 Two loads. *decode*: every request generates, nothing comes or goes. *churn*: requests of 128 tokens in and 128 out,
-each replaced when it ends, so that steps also admit, hash, cut prompts into chunks and free. Steps overlap as in the
-engine: each is scheduled before the result of the one before it arrives. Times are medians over steps, in ms.
+each replaced when it ends, so that steps also admit, hash, cut prompts into chunks and free. The stages are those of
+`Engine.step`: "pack" is what the runner does on the host to start a step, "collect" to read its tokens; no program is
+called. "scheduler" is their sum without "collect". Besides: the message that takes a step's updates to the API process;
+and, there, making outputs of them without detokenizing. Times are medians over steps, in ms.
+
+Idle is the share of the time in which the device has nothing to run, though there is work, if a step takes it 5 ms. The
+host encodes the message of each step meanwhile, in the same thread.
 """
 
 from __future__ import annotations
@@ -18,102 +23,130 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import record
-from jaxpaged.core.block_manager import BlockManager
-from jaxpaged.core.request import Request
+from benchmarks.fake_device import BLOCK_SIZE, VOCAB_SIZE, Clock, FakeDevice, WallClock, fake_engine
 from jaxpaged.core.sampling_params import SamplingParams
-from jaxpaged.core.scheduler import Scheduler
-from jaxpaged.core.step import Step, StepResult
-from jaxpaged.device.batch import pack
-from jaxpaged.device.buckets import bucket_table
-from jaxpaged.device.slots import pack_admission
+from jaxpaged.core.step import RequestUpdate
+from jaxpaged.engine.garbage import collect_seldom
+from jaxpaged.engine.messages import Updates, encode
+from jaxpaged.engine.output_processor import OutputProcessor
 
-BLOCK_SIZE = 16
 PROMPT_TOKENS = 128
 OUTPUT_TOKENS = 128
 WARM_UP_STEPS = 50
-STAGES = ("schedule", "pack", "update")
-COLUMNS = {"load": "load", "num_running": "running", **{f"{s}_ms": f"{s} ms" for s in STAGES}}
-COLUMNS |= {"total_ms": "total ms", "total_p99_ms": "total p99 ms"}
+DEVICE_S = 5e-3
+STAGES = ("schedule", "pack", "collect", "update", "step", "message", "outputs")
+COLUMNS = {
+    "load": "load",
+    "num_running": "running",
+    **{f"{stage}_ms": f"{stage} ms" for stage in STAGES[:4]},
+    "total_ms": "scheduler ms",
+    "total_p99_ms": "p99 ms",
+    "step_ms": "Engine.step ms",
+    "message_ms": "message ms",
+    "outputs_ms": "outputs ms",
+    "idle_percent": "idle, %",
+}
 
 
 class Load:
-    """A scheduler kept busy with `num_running` requests.
+    """An engine kept busy with `num_running` requests.
 
     Args:
-      num_steps: how many steps will be timed; decode-only requests last longer than that.
+      num_steps: how many steps there will be; decode-only requests last longer than that.
       churn: whether requests end and are replaced.
+      options: of `EngineConfig`.
     """
 
-    def __init__(self, num_running: int, num_steps: int, *, churn: bool):
-        self.num_running, self.churn = num_running, churn
+    def __init__(self, num_running: int, num_steps: int, device: FakeDevice, *, churn: bool, **options: Any):
+        self.churn = churn
         self.output_tokens = OUTPUT_TOKENS if churn else num_steps + 4 * WARM_UP_STEPS + num_running
-        self.max_model_len = 2 * PROMPT_TOKENS + self.output_tokens
-        max_tokens = max(8192, num_running)
-        blocks_each = -(-(2 * PROMPT_TOKENS + self.output_tokens) // BLOCK_SIZE)
-        self.scheduler = Scheduler(
-            BlockManager(num_running * (blocks_each + 2), BLOCK_SIZE, enable_prefix_caching=True),
-            max_num_seqs=num_running,
-            max_num_batched_tokens=max_tokens,
-            max_model_len=self.max_model_len,
+        max_model_len = 2 * PROMPT_TOKENS + self.output_tokens
+        num_blocks = num_running * (-(-max_model_len // BLOCK_SIZE) + 2)
+        self.engine = fake_engine(num_running, device, max_model_len=max_model_len, num_blocks=num_blocks, **options)
+        self.outputs = OutputProcessor(None, in_slices=True)
+        self._tokens, self._serials = (
+            random.Random(0).choices(range(VOCAB_SIZE - 1), k=2 * PROMPT_TOKENS),
+            itertools.count(),
         )
-        self.buckets = bucket_table(num_running, max_tokens, "gpu")
-        self._random = random.Random(0)
-        self._names = itertools.count()
         for i in range(num_running):
             # Spread over the phases of their lives, so that no step is special.
             self.add(PROMPT_TOKENS + i % BLOCK_SIZE, 1 + i * OUTPUT_TOKENS // num_running if churn else None)
 
     def add(self, prompt_tokens: int = PROMPT_TOKENS, output_tokens: int | None = None) -> None:
-        """Queues one more request."""
-        prompt = self._random.choices(range(50_000), k=prompt_tokens)
-        params = SamplingParams(max_tokens=output_tokens or self.output_tokens)
-        self.scheduler.add(
-            Request(str(next(self._names)), prompt, params, max_model_len=self.max_model_len, eos_token_ids=(50_000,))
+        """Queues one more request; no two prompts begin alike."""
+        serial = next(self._serials)
+        prompt = [serial, *self._tokens[: prompt_tokens - 1]]
+        params = SamplingParams(
+            max_tokens=output_tokens or self.output_tokens, detokenize=False, output_kind="delta", temperature=0.0
         )
+        request = self.engine.make_request(f"cmpl-{serial:032x}", prompt, params)
+        self.outputs.add(request)
+        self.engine.add_request(request)
 
-    def pack(self, step: Step) -> None:
-        """What the runner does on the host with a step: its arrays, and those of the requests that it admits."""
-        for admission in step.admissions:
-            pack_admission(admission, self.max_model_len, -(-self.max_model_len // BLOCK_SIZE))
-        bucket = self.buckets.pick(len(step.slots), step.total_tokens)
-        pack(step, bucket, scratch_slot=self.num_running, block_size=BLOCK_SIZE)
+    def step(self) -> dict[str, float]:
+        """Seconds of each stage of a step, and of what follows it in both processes."""
+        clock = time.perf_counter
+        start = clock()
+        updates = self.engine.step()
+        stepped = clock()
+        stats = self.engine.stats
+        encode(Updates(updates, stats, stepped))
+        encoded = clock()
+        self.outputs.process(updates, stepped)
+        processed = clock()
+        self._replace(updates)
+        return {
+            "schedule": stats.schedule_seconds,
+            "pack": stats.launch_seconds,
+            "collect": stats.collect_seconds,
+            "update": stats.update_seconds,
+            "total": stats.schedule_seconds + stats.launch_seconds + stats.update_seconds,
+            "step": stepped - start,
+            "message": encoded - stepped,
+            "outputs": processed - encoded,
+        }
 
-    def times(self, num_steps: int) -> list[tuple[float, float, float]]:
-        """Seconds of each stage in `num_steps` steps."""
-        scheduler, clock = self.scheduler, time.perf_counter
-        times = []
-        previous = scheduler.schedule()
-        while len(times) < num_steps + WARM_UP_STEPS:
-            start = clock()
-            step = scheduler.schedule()
-            scheduled = clock()
-            assert step and previous, "the load ran dry"
-            self.pack(step)
-            packed = clock()
-            result = StepResult([[7] if samples else [] for samples in previous.samples])
-            collected = clock()
-            updates = scheduler.update(previous, result)
-            times.append((scheduled - start, packed - scheduled, clock() - collected))
-            for update in updates:
-                if update.finish_reason:
-                    self.add()
-            previous = step
-        assert self.churn or (previous and previous.total_tokens == self.num_running), "not every request decodes"
-        return times[WARM_UP_STEPS:]
+    def step_and_send(self) -> None:
+        """What a core does in a round of its loop."""
+        updates = self.engine.step()
+        encode(Updates(updates, self.engine.stats, 0.0))
+        self._replace(updates)
+
+    def _replace(self, updates: list[RequestUpdate]) -> None:
+        for update in updates:
+            if update.finish_reason:
+                self.add()
 
 
 def measure(num_running: int, num_steps: int, *, churn: bool) -> dict[str, Any]:
-    """One row of the table: medians in milliseconds, and the 99th percentile of their sum."""
-    times = Load(num_running, num_steps, churn=churn).times(num_steps)
-    totals = sorted(sum(stages) for stages in times)
-    medians = {f"{name}_ms": 1e3 * statistics.median(t[i] for t in times) for i, name in enumerate(STAGES)}
+    """One row of the table: medians in milliseconds, and the 99th percentile of the scheduler's."""
+    load = Load(num_running, num_steps, FakeDevice(0.0, WallClock()), churn=churn)
+    times = [load.step() for _ in range(num_steps + WARM_UP_STEPS)][WARM_UP_STEPS:]
+    totals = sorted(t["total"] for t in times)
     return {
         "load": "churn" if churn else "decode",
         "num_running": num_running,
-        **medians,
-        "total_ms": 1e3 * statistics.median(totals),
+        **{f"{stage}_ms": 1e3 * statistics.median(t[stage] for t in times) for stage in (*STAGES, "total")},
         "total_p99_ms": 1e3 * totals[int(0.99 * len(totals))],
+        "idle_percent": 100 * idle_share(num_running, num_steps, churn=churn, clock=WallClock()),
     }
+
+
+def idle_share(num_running: int, num_steps: int, *, churn: bool, clock: Clock, **options: Any) -> float:
+    """The share of its time that a device waits for its next step, though there is work; it takes `DEVICE_S` for one.
+
+    Args:
+      options: of `EngineConfig`.
+    """
+    device = FakeDevice(DEVICE_S, clock)
+    load = Load(num_running, num_steps, device, churn=churn, **options)
+    for _ in range(WARM_UP_STEPS):
+        load.step_and_send()
+    busy, idle = device.busy_s, device.idle_s
+    for _ in range(num_steps):
+        load.step_and_send()
+    busy, idle = device.busy_s - busy, device.idle_s - idle
+    return idle / (busy + idle)
 
 
 def main() -> None:
@@ -123,11 +156,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=500, help="steps to time for each")
     parser.add_argument("--json", type=Path, help="file for the results")
     args = parser.parse_args()
+    collect_seldom()  # as serving processes do
     rows = [measure(n, args.steps, churn=churn) for churn in (False, True) for n in args.running]
     print(record.table(rows, COLUMNS))
-    print("times in ms per step")
     if args.json:
-        record.save(record.record("host_overhead", rows, steps=args.steps, block_size=BLOCK_SIZE), args.json)
+        settings = {"steps": args.steps, "block_size": BLOCK_SIZE, "device_ms": 1e3 * DEVICE_S}
+        record.save(record.record("host_overhead", rows, **settings), args.json)
 
 
 if __name__ == "__main__":

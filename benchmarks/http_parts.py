@@ -14,6 +14,7 @@ from jaxpaged.core.request import Request
 from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.core.step import RequestUpdate
 from jaxpaged.engine import messages
+from jaxpaged.engine.garbage import collect_seldom
 from jaxpaged.engine.output import RequestOutput
 from jaxpaged.engine.output_processor import OutputProcessor
 from jaxpaged.engine.stats import EngineStats
@@ -22,7 +23,6 @@ from jaxpaged.text.tokenizer import Tokenizer
 from server.answers import length
 from server.chunks import Chunks
 from server.failures import Failures
-from server.garbage import collect_seldom
 
 COLUMNS = {"part": "part", "where": "process", "us": "us/token"}
 STREAMS = 200

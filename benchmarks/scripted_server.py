@@ -11,13 +11,13 @@ from benchmarks.scripted_engine import load
 from jaxpaged.config import EngineConfig
 from jaxpaged.engine.async_llm import AsyncLLM
 from jaxpaged.engine.core_client import EngineCoreClient
+from jaxpaged.engine.garbage import collect_seldom
 from jaxpaged.engine.in_process_client import InProcessClient
 from jaxpaged.engine.process_client import ProcessClient
 from jaxpaged.text.tokenizer import Tokenizer
 from server.app import create_app
 from server.config import ServerConfig
 from server.connection import uvicorn_options
-from server.garbage import collect_seldom
 
 
 def main() -> None:

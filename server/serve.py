@@ -19,6 +19,7 @@ from jaxpaged.checkpoint.source import open_model
 from jaxpaged.config import EngineConfig
 from jaxpaged.engine.async_llm import AsyncLLM
 from jaxpaged.engine.core_client import EngineCoreClient
+from jaxpaged.engine.garbage import collect_seldom
 from jaxpaged.engine.process_client import ProcessClient
 from jaxpaged.progress import ProgressBars
 from jaxpaged.text.tokenizer import Tokenizer
@@ -26,7 +27,6 @@ from server.app import create_app
 from server.config import ServerConfig
 from server.connection import uvicorn_options
 from server.draining import DrainingServer
-from server.garbage import collect_seldom
 from server.generation_defaults import resolve_generation
 from server.listen import Listener
 from server.routes.engine_state import is_no_polling

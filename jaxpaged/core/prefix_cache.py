@@ -15,7 +15,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection
 from struct import Struct
-from typing import NamedTuple
+
+import msgspec
 
 from jaxpaged.core.request import Request
 
@@ -28,7 +29,7 @@ def sha256(data: bytes) -> bytes:
     return hashlib.sha256(data).digest()
 
 
-class Entry(NamedTuple):
+class Entry(msgspec.Struct, frozen=True, gc=False):  # there are many: garbage collections need not look at them
     """What is known of a cached block.
 
     Attributes:

@@ -145,7 +145,7 @@ class StepResult:
     pooled: list[np.ndarray] = field(default_factory=list)
 
 
-class RequestUpdate(msgspec.Struct, array_like=True):
+class RequestUpdate(msgspec.Struct, array_like=True, gc=False):
     """What a step did to one sample of a request, for whoever turns tokens into text.
 
     Attributes:

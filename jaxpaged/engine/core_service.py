@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import importlib
 import logging
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from jaxpaged.engine.core import EngineCore
 from jaxpaged.engine.core_sockets import Input, Output
 from jaxpaged.engine.engine_facts import EngineFacts
 from jaxpaged.engine.engine_like import EngineLike
+from jaxpaged.engine.garbage import collect_seldom
 from jaxpaged.engine.messages import Died, Failure, Ready, StartFailed
 from jaxpaged.engine.programs import Programs
 from jaxpaged.errors import EngineDeadError, JaxPagedError
@@ -44,8 +44,7 @@ def _start(config: EngineConfig, engine: str, folder: Path, index: int, output: 
     """Loads the engine and listens for its work, and says so; or says why not."""
     try:
         core, ready = _load(config, engine, output)
-        gc.collect()
-        gc.freeze()  # what is there now stays: no collection need look at it again
+        collect_seldom()
         Input(folder, index, core).start()  # before the front is told that it may send
     except JaxPagedError as error:
         output.put(StartFailed(Failure.of(error)))
