@@ -29,7 +29,7 @@ class Clock(Protocol):
     """Seconds since some time."""
 
     def now(self) -> float: ...
-    def wait_until(self, time: float) -> None: ...
+    def wait_until(self, end: float) -> None: ...
 
 
 class WallClock:
@@ -38,8 +38,8 @@ class WallClock:
     def now(self) -> float:
         return time.perf_counter()
 
-    def wait_until(self, time_: float) -> None:
-        while (left := time_ - self.now()) > 0:
+    def wait_until(self, end: float) -> None:
+        while (left := end - self.now()) > 0:
             time.sleep(left)
 
 
@@ -52,8 +52,8 @@ class ThreadClock:
     def now(self) -> float:
         return time.thread_time() + self._waited
 
-    def wait_until(self, time_: float) -> None:
-        self._waited += max(0.0, time_ - self.now())
+    def wait_until(self, end: float) -> None:
+        self._waited += max(0.0, end - self.now())
 
 
 class FakeDevice:
