@@ -61,10 +61,10 @@ SPACINGS = {
 """By platform.
 
 A program costs CPUs about ten CPU-seconds at the first start, and a row of padding a millisecond a step: a few buckets,
-where they save most. 24 rows beside 16 and 32 save 4 to 6 % of the time of a step with 10 to 20 requests.
+where they save most. 24 rows beside 16 and 32 save 5 % of the time under a load of 10 to 20 requests.
 
-GPUs hardly notice a few rows more, but a hundred. With powers of two (19 programs for the default limits) 24 to 35 % of
-the tokens computed under Poisson arrivals are padding, and up to 19 % of the time; with these (39) 6 to 8 %, and at
+GPUs hardly notice a few rows more, but a hundred. With powers of two (19 programs for the default limits) 24 to 32 % of
+the tokens computed under Poisson arrivals are padding, and up to 19 % of the time; with these (39) 7 to 8 %, and at
 most 4 % of the time (`python -m benchmarks.padding`). Mixed ones may be farther apart than the others, since prompts
 are cut to fit.
 """
