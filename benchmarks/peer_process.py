@@ -26,6 +26,7 @@ class Peer:
     Attributes:
       name: the engine's.
       ready: its first message: seconds from the process's start to its first token, versions, notes.
+      closed: whether it has been ended.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class Peer:
         Raises:
           PeerFailedError: it did not get there.
         """
-        self.name = name
+        self.name, self.closed = name, False
         self._log = log
         start = time.perf_counter()
         with log.open("wb") as output:
@@ -73,7 +74,10 @@ class Peer:
         """Lets the engine go on, does one piece of work, and stops it again.
 
         Returns:
-          `seconds`, and `token_ids` of every output.
+          `seconds`, `first_token_s` (until the last request had its first token), and `token_ids` of every output.
+
+        Raises:
+          PeerFailedError: it died, or took longer.
         """
         assert self._process.stdin is not None
         self._signal(signal.SIGCONT)
@@ -88,6 +92,7 @@ class Peer:
 
     def close(self) -> None:
         """Ends the engine and every process that it started."""
+        self.closed = True
         for number in (signal.SIGCONT, signal.SIGTERM):
             self._signal(number)
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 DISTRIBUTIONS = {
     "jaxpaged": ("jaxpaged", "jax"),
@@ -23,59 +23,80 @@ DISTRIBUTIONS = {
 }
 
 
+class Made(NamedTuple):
+    """What an engine made of some prompts.
+
+    Attributes:
+      outputs: ids, a list a prompt.
+      first: when the last prompt got its first token, in seconds of `time.monotonic()`.
+    """
+
+    outputs: list[list[int]]
+    first: float
+
+
 class Engine(Protocol):
     """What is compared. `notes` says what a reader of the table should know."""
 
     notes: str
 
-    def generate(self, prompts: list[list[int]], output_len: int) -> list[list[int]]:
+    def generate(self, prompts: list[list[int]], output_len: int) -> Made:
         """Greedy outputs of exactly `output_len` ids each."""
         ...
 
 
 class Jaxpaged:
-    def __init__(self, job: dict[str, Any]):
-        sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-        from jaxpaged import LLM, SamplingParams
+    """The package in the folder `checkout`, this one or another commit's."""
 
-        self._params = SamplingParams
-        self._llm = LLM(
+    def __init__(self, job: dict[str, Any]):
+        sys.path.insert(0, job["checkout"])
+        import jaxpaged
+
+        found = Path(jaxpaged.__file__)
+        if not found.is_relative_to(job["checkout"]):
+            raise RuntimeError(f"jaxpaged came from {found}, not from {job['checkout']}")
+        self._params = jaxpaged.SamplingParams
+        self._llm = jaxpaged.LLM(
             job["model"],
             dtype=job["dtype"],
             max_model_len=job["max_len"],
             max_num_seqs=job["max_prompts"],
-            enable_prefix_caching=False,
+            kv_cache_bytes=job["kv_bytes"],
             use_tqdm=False,
         )
         self.notes = f"{self._llm.engine.num_programs} programs"
 
-    def generate(self, prompts: list[list[int]], output_len: int) -> list[list[int]]:
+    def generate(self, prompts: list[list[int]], output_len: int) -> Made:
         params = self._params(temperature=0.0, max_tokens=output_len, ignore_eos=True)
-        return [output.token_ids for output in self._llm.generate(prompts, params, use_tqdm=False)]
+        made = self._llm.generate(prompts, params, use_tqdm=False)
+        first = max(output.metrics.first_token_time or 0.0 for output in made)
+        return Made([output.token_ids for output in made], first)
 
 
 class Vllm:
     def __init__(self, job: dict[str, Any]):
         # By default it keeps a core for its scheduler; here it gets all, as the others do.
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, sorted(os.sched_getaffinity(0)))))
-        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
         from vllm import LLM, SamplingParams  # pyright: ignore[reportMissingImports]
 
+        preloaded = os.environ.get("LD_PRELOAD")
         self._params = SamplingParams
         self._llm = LLM(
             job["model"],
             dtype=job["dtype"],
             max_model_len=job["max_len"],
             max_num_seqs=job["max_prompts"],
-            enable_prefix_caching=False,
+            kv_cache_memory_bytes=job["kv_bytes"],
+            disable_log_stats=False,  # they hold the time of the first token
         )
-        self.notes = "preloaded: " + (os.environ.get("LD_PRELOAD") or "nothing")
+        self.notes = f"preloaded: {', '.join(Path(p).name for p in preloaded.split(':')) if preloaded else 'nothing'}"
 
-    def generate(self, prompts: list[list[int]], output_len: int) -> list[list[int]]:
+    def generate(self, prompts: list[list[int]], output_len: int) -> Made:
         params = self._params(temperature=0.0, max_tokens=output_len, ignore_eos=True)
-        outputs = self._llm.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
-        return [list(output.outputs[0].token_ids) for output in outputs]
+        made = self._llm.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
+        outputs = [list(output.outputs[0].token_ids) for output in made]
+        return Made(outputs, max(output.metrics.first_token_ts for output in made))
 
 
 class Transformers:
@@ -89,12 +110,25 @@ class Transformers:
         self._torch = torch
         self._model = AutoModelForCausalLM.from_pretrained(job["model"], dtype=getattr(torch, job["dtype"]))
 
-    def generate(self, prompts: list[list[int]], output_len: int) -> list[list[int]]:
-        ids = self._torch.tensor(prompts)
-        options = {"max_new_tokens": output_len, "min_new_tokens": output_len, "do_sample": False}
+    def generate(self, prompts: list[list[int]], output_len: int) -> Made:
+        ids, arrivals = self._torch.tensor(prompts), Arrivals()
+        options = {"max_new_tokens": output_len, "min_new_tokens": output_len, "do_sample": False, "streamer": arrivals}
         with self._torch.inference_mode():
             out = self._model.generate(ids, attention_mask=self._torch.ones_like(ids), **options)
-        return out[:, ids.shape[1] :].tolist()
+        return Made(out[:, ids.shape[1] :].tolist(), arrivals.times[1])
+
+
+class Arrivals:
+    """A streamer of transformers that notes when it was given something: the prompts, then each step's tokens."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def put(self, value: Any) -> None:
+        self.times.append(time.monotonic())
+
+    def end(self) -> None:
+        pass
 
 
 class LlamaCpp:
@@ -113,7 +147,7 @@ class LlamaCpp:
         path = self._requantized(job)
         self._model = c.llama_model_load_from_file(path.encode(), c.llama_model_default_params())
         options = c.llama_context_default_params()
-        options.n_ctx = job["max_prompts"] * (job["max_len"] + 8)
+        options.n_ctx = job["kv_tokens"]
         options.n_batch, options.n_ubatch, options.n_seq_max = 2048, 512, job["max_prompts"]
         options.n_threads = options.n_threads_batch = job["threads"]
         options.kv_unified = True
@@ -132,7 +166,7 @@ class LlamaCpp:
                 raise RuntimeError(f"llama.cpp could not convert {job['model']}")
         return str(path)
 
-    def generate(self, prompts: list[list[int]], output_len: int) -> list[list[int]]:
+    def generate(self, prompts: list[list[int]], output_len: int) -> Made:
         self._c.llama_memory_clear(self._c.llama_get_memory(self._context), True)
         outputs: list[list[int]] = [[] for _ in prompts]
         tokens = (
@@ -141,10 +175,11 @@ class LlamaCpp:
             for position, token in enumerate(ids)
         )
         self._decode(tokens, outputs)
+        first = time.monotonic()
         for _ in range(output_len - 1):
             last = [(s, len(prompts[s]) + len(out) - 1, out[-1], True) for s, out in enumerate(outputs)]
             self._decode(iter(last), outputs)
-        return outputs
+        return Made(outputs, first)
 
     def _decode(self, tokens: Iterator[tuple[int, int, int, bool]], outputs: list[list[int]]) -> None:
         """Feeds (sequence, position, token, wants output) and appends each wanted argmax to its sequence's output."""
@@ -188,9 +223,17 @@ ENGINES: dict[str, type] = {
 
 
 def prompts(work: dict[str, Any]) -> list[list[int]]:
-    """The same random ids for every engine: away from the special tokens of the usual vocabularies."""
-    draw = random.Random(work["seed"])
-    return [[draw.randrange(100, 40_000) for _ in range(work["input_len"])] for _ in range(work["num_prompts"])]
+    """The same random ids for every engine, from what no usual vocabulary has special tokens at.
+
+    They differ from the first id on with the seed, but for `shared_len` ids at the start of every prompt.
+    """
+    source = random.Random(work["seed"])
+
+    def draw(count: int) -> list[int]:
+        return [source.randrange(100, 40_000) for _ in range(count)]
+
+    shared = draw(work["shared_len"])
+    return [shared + draw(work["own_len"]) for _ in range(work["num_prompts"])]
 
 
 def versions(engine: str) -> dict[str, str]:
@@ -214,18 +257,20 @@ def main() -> None:
     engine: Engine = ENGINES[job["engine"]](job)
     engine.generate([[100]], 1)
     print(json.dumps({"versions": versions(job["engine"]), "notes": engine.notes}), file=messages)
+    small = {"shared_len": 0, "own_len": min(8, job["max_len"] // 2)}
     for count in {1, job["max_prompts"]}:  # once unmeasured: whatever is made lazily is made now
-        engine.generate(prompts({"seed": -1, "input_len": min(8, job["max_len"] // 2), "num_prompts": count}), 2)
+        engine.generate(prompts(small | {"num_prompts": count, "seed": f"warm-up of {count}"}), 2)
     for line in sys.stdin:
         work = json.loads(line)
         batch = prompts(work)
-        start = time.perf_counter()
-        outputs = engine.generate(batch, work["output_len"])
-        seconds = time.perf_counter() - start
-        lengths = {len(output) for output in outputs}
+        start = time.monotonic()
+        made = engine.generate(batch, work["output_len"])
+        seconds = time.monotonic() - start
+        lengths = {len(output) for output in made.outputs}
         if lengths != {work["output_len"]}:
             raise RuntimeError(f"asked for {work['output_len']} tokens, got {sorted(lengths)}")
-        print(json.dumps({"seconds": seconds, "token_ids": outputs}), file=messages)
+        answer = {"seconds": seconds, "first_token_s": made.first - start, "token_ids": made.outputs}
+        print(json.dumps(answer), file=messages)
 
 
 if __name__ == "__main__":

@@ -2,137 +2,78 @@
 
     python -m benchmarks.peers --make-env ~/peers            # once: vLLM for CPU, transformers, torch (several GB)
     python -m benchmarks.peers --peers-env ~/peers --json benchmarks/results/peers.json
+    git worktree add /tmp/before v0.1.0                      # to see what has changed since:
+    python -m benchmarks.peers --peers-env ~/peers --baseline /tmp/before
 
 Every engine is a process of its own with its model loaded. They take turns, repetition by repetition, and whoever is
 not measured is stopped (SIGSTOP), so that a drift of the machine meets them all and nobody's idle threads cost another
-anything. Work: N prompts of random ids, the same for all, greedy, the end of the sequence ignored. Medians are shown.
-Engines that are not installed are left out and named.
+anything. Work: jobs, each some requests of random ids that come at once, the same for all, greedy, the end of the
+sequence ignored. `32x128+128` is 32 requests of 128 tokens in and 128 out; in `32x1024:64+128` the prompts share their
+first 1,024 tokens, and 64 more are their own. Prefix caching is on where an engine has it; nothing else repeats.
+Medians are shown. Engines that are not installed are left out and named.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import os
+import fnmatch
 import signal
-import statistics
 import sys
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import record
-from benchmarks.peer_env import make_env, preloads
-from benchmarks.peer_process import Peer, PeerFailedError
-from jaxpaged.checkpoint.source import open_model
+from benchmarks import peer_group, record
+from benchmarks.jobs import Job
+from benchmarks.peer_env import make_env
+from benchmarks.peer_process import Peer
 
-ENGINES = ("jaxpaged", "vllm", "transformers", "llama.cpp")
-NEEDS = {"vllm": "vllm", "transformers": "transformers", "llama.cpp": "llama_cpp"}  # what an environment must have
-
-
-def export_hf(model: str, folder: Path) -> None:
-    """Writes a model as a folder that transformers and vLLM read: bfloat16 safetensors, config, tokenizer."""
-    import json
-
-    import ml_dtypes
-    from safetensors.numpy import save_file
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-    from jaxpaged.text.tokenizer import Tokenizer
-
-    source = open_model(model)
-    tied = bool(source.config.get("tie_word_embeddings"))
-    tensors = {
-        name: tensor.read().astype(ml_dtypes.bfloat16)
-        for name, tensor in source.tensors().items()
-        if not (tied and name == "lm_head.weight")
-    }
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    architecture = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[source.config["model_type"]]
-    config = source.config | {"torch_dtype": "bfloat16", "architectures": [architecture]}
-    (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
-    Tokenizer.from_source(source).hf.save_pretrained(folder)
-
-
-@contextlib.contextmanager
-def started(
-    names: Sequence[str], args: argparse.Namespace, dtype: str, model: str, gguf: str | None
-) -> Iterator[list[Peer]]:
-    """The engines, started one after the other and ended at exit; one that fails is named and left out."""
-    peers: list[Peer] = []
-    try:
-        for name in names:
-            if name == "llama.cpp" and gguf is None:
-                print(f"{name}: left out, {args.model} is not a GGUF file")
-                continue
-            python = Path(sys.executable) if name == "jaxpaged" else args.peers_env / "bin" / "python"
-            job = {
-                "engine": name,
-                "model": gguf if name == "llama.cpp" else model,
-                "dtype": dtype,
-                "max_prompts": max(args.num_prompts),
-                "max_len": args.input_len + args.output_len,
-                "threads": len(os.sched_getaffinity(0)),
-                "scratch": args.scratch,
-            }
-            environment = preloads(args.peers_env) if name == "vllm" else {}
-            print(f"  {dtype}: starting {name}", flush=True)
-            try:
-                peers.append(Peer(name, python, job, environment, log=Path(args.scratch) / f"{name}-{dtype}.log"))
-            except PeerFailedError as error:
-                print(f"{name}, {dtype}: left out: {error}")
-        yield peers
-    finally:
-        for peer in peers:
-            peer.close()
+JOBS = ("32x128+128", "8x128+128", "1x128+128", "8x2048+64", "32x1024:64+128")
+LEFT_OUT = ("transformers/*/32x1024:64+128",)  # without a prefix cache it computes 34,816 tokens in one piece
+RATIOS = (("jaxpaged", "before"), ("jaxpaged", "vllm"))
 
 
 def compare(peers: list[Peer], args: argparse.Namespace, dtype: str) -> list[dict[str, Any]]:
     """Measures every job on every engine, turn by turn; one row an engine and job."""
     rows = []
-    for count in args.num_prompts:
-        work = {"num_prompts": count, "input_len": args.input_len, "output_len": args.output_len}
-        seconds: dict[str, list[float]] = {peer.name: [] for peer in peers}
-        tokens: dict[str, list[list[int]]] = {}
+    for job in args.jobs:
+        runs: dict[str, list[dict[str, Any]]] = {
+            peer.name: [] for peer in peers if not left_out(args, peer.name, dtype, job)
+        }
         for repetition in range(args.repeat):
-            for peer in list(peers):
-                try:
-                    reply = peer.run(work | {"seed": repetition}, timeout=args.timeout)
-                except PeerFailedError as error:
-                    print(f"{peer.name}, {dtype}: left out from here on: {error}")
-                    peer.close()
-                    peers.remove(peer)
-                    continue
-                seconds[peer.name].append(reply["seconds"])
-                tokens[peer.name] = reply["token_ids"]
-                speed = count * args.output_len / reply["seconds"]
-                print(f"  {dtype} {count:3d} requests, {peer.name}: {speed:.1f} tok/s", flush=True)
-        rows += [row(peer, work | {"dtype": dtype}, seconds[peer.name], tokens, peers[0].name) for peer in peers]
+            turn = [peer for peer in peers if peer.name in runs and quick(runs[peer.name], args.once)]
+            for peer, reply in peer_group.in_turns(turn, job.work(repetition), args.timeout):
+                runs[peer.name].append(reply)
+                speed = job.num_prompts * job.output_len / reply["seconds"]
+                print(f"  {dtype} {job}, {peer.name}: {speed:.1f} tok/s, {reply['seconds']:.1f} s", flush=True)
+        outputs = {name: made[0]["token_ids"] for name, made in runs.items() if made}
+        rows += [
+            {
+                "dtype": dtype,
+                **peer_group.row(peer, job, runs[peer.name]),
+                "same_tokens": agreement(outputs[peer.name], next(iter(outputs.values()))),
+            }
+            for peer in peers
+            if peer.name in outputs
+        ]
     return rows
 
 
-def row(
-    peer: Peer, work: Mapping[str, Any], seconds: list[float], tokens: Mapping[str, list[list[int]]], first: str
-) -> dict[str, Any]:
-    """One engine's result on one job. `same_tokens` is the share of tokens before the first that differs from
-    the first engine's: near 1 in float32 if all run the same model."""
-    median = statistics.median(seconds)
-    return {
-        "engine": peer.name,
-        **work,
-        "output_tokens_per_s": work["num_prompts"] * work["output_len"] / median,
-        "seconds": seconds,
-        "same_tokens": agreement(tokens[peer.name], tokens[first]),
-        "load_to_first_token_s": peer.ready["seconds"],
-        "versions": peer.ready["versions"],
-        "notes": peer.ready.get("notes", ""),
-    }
+def left_out(args: argparse.Namespace, engine: str, dtype: str, job: Job) -> bool:
+    """Whether somebody said that this is not to be measured."""
+    return any(fnmatch.fnmatchcase(f"{engine}/{dtype}/{job}", pattern) for pattern in args.leave_out)
+
+
+def quick(runs: Iterable[Mapping[str, Any]], most: float) -> bool:
+    """Whether none of an engine's runs of a job took so long that one is enough."""
+    return all(run["seconds"] <= most for run in runs)
 
 
 def agreement(ours: list[list[int]], theirs: list[list[int]]) -> float:
-    """Share of positions, over all outputs, that come before the first difference."""
+    """Share of positions, over all outputs, that come before the first difference.
+
+    Near 1 in float32 if both run the same model.
+    """
     total = same = 0
     for a, b in zip(ours, theirs, strict=True):
         total += len(b)
@@ -141,51 +82,69 @@ def agreement(ours: list[list[int]], theirs: list[list[int]]) -> float:
 
 
 def wide_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """One line an engine; a column for each dtype and number of requests."""
-    columns = {"engine": "output tok/s"}
+    """One dtype's rows, output tokens/s: a line an engine and a column a job; then ours by theirs."""
+    columns = {"engine": "output tok/s"} | {item["job"]: item["title"] for item in rows}
     lines: dict[str, dict[str, Any]] = {}
     for item in rows:
-        key = f"{item['dtype']} {item['num_prompts']}"
-        plural = "request" if item["num_prompts"] == 1 else "requests"
-        columns[key] = f"{item['dtype']}, {item['num_prompts']} {plural}"
-        name = item["engine"]
-        version = item["versions"].get(name.replace(".", "_"), "")
-        line = lines.setdefault(name, {"engine": f"{name} {version}".strip()})
-        line[key] = item["output_tokens_per_s"]
-        line["load"] = max(line.get("load", 0.0), item["load_to_first_token_s"])
-    columns["load"] = "start to first token, s"
-    return record.table(list(lines.values()), columns)
+        missing: dict[str, Any] = dict.fromkeys(columns, "-")
+        line = lines.setdefault(item["engine"], missing | {"engine": peer_group.label(item)})
+        line[item["job"]] = item["output_tokens_per_s"]
+        line["load"] = item["load_to_first_token_s"]
+    for a, b in RATIOS:
+        if a in lines and b in lines:
+            ratios = {key: _ratio(lines[a][key], lines[b][key]) for key in columns if key != "engine"}
+            lines[f"{a} / {b}"] = {"engine": f"{a} / {b}", **ratios}
+    return record.table(list(lines.values()), columns | {"load": "start to first token, s"})
 
 
-def available(args: argparse.Namespace) -> list[str]:
-    """The engines asked for that are installed."""
-    names = []
-    for name in args.engines:
-        need = NEEDS.get(name)
-        site = args.peers_env / "lib" if args.peers_env else None
-        if need and not (site and any(site.glob(f"python3.*/site-packages/{need}"))):
-            print(f"{name}: left out, {need} is not in --peers-env {args.peers_env}")
-            continue
-        names.append(name)
-    return names
+def _ratio(ours: float | str, theirs: float | str) -> str:
+    return "-" if isinstance(ours, str) or isinstance(theirs, str) else f"**{ours / theirs:.2f} x**"
 
 
-def arguments() -> argparse.Namespace:
+def tables(result: Mapping[str, Any]) -> str:
+    """A record as Markdown: what was measured where, and a table a dtype."""
+    machine, settings = result["machine"], result["settings"]
+    where = f"{machine['cores']} cores of an {machine['cpu']} ({', '.join(machine['flags'])})"
+    parts = [
+        f"Model {settings['model']}, random tokens in, greedy, all in one run on {where}, "
+        f"medians of {settings['repeat']} (`python -m benchmarks.peers`)."
+    ]
+    for dtype in dict.fromkeys(item["dtype"] for item in result["results"]):
+        parts += [f"{dtype}:", wide_table([item for item in result["results"] if item["dtype"] == dtype])]
+    return "\n\n".join(parts)
+
+
+def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="demo")
+    peer_group.add_options(parser)
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"])
-    parser.add_argument("--num-prompts", type=int, nargs="+", default=[32, 1])
-    parser.add_argument("--input-len", type=int, default=128)
-    parser.add_argument("--output-len", type=int, default=128)
-    parser.add_argument("--repeat", type=int, default=3)
-    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
-    parser.add_argument("--peers-env", type=Path, help="a virtual environment that has the peers")
-    parser.add_argument("--make-env", type=Path, metavar="DIR", help="make such an environment in DIR, and stop")
+    parser.add_argument("--jobs", nargs="+", type=Job.parse, default=[Job.parse(text) for text in JOBS])
+    parser.add_argument("--repeat", type=int, default=3, help="runs of each; medians are shown")
+    parser.add_argument(
+        "--once", type=float, default=60.0, metavar="S", help="a run of more seconds than this is not repeated"
+    )
+    parser.add_argument(
+        "--leave-out",
+        nargs="*",
+        default=list(LEFT_OUT),
+        metavar="ENGINE/DTYPE/JOB",
+        help=f"what not to measure, * for any (default: {' '.join(LEFT_OUT)})",
+    )
+    parser.add_argument("--make-env", type=Path, metavar="DIR", help="make an environment for --peers-env, and stop")
     parser.add_argument("--llama-cpp", action="store_true", help="with --make-env: build llama.cpp too (minutes)")
-    parser.add_argument("--timeout", type=float, default=900.0, help="seconds that one run may take")
-    parser.add_argument("--json", type=Path, help="write the record here")
-    parser.add_argument("--logs", type=Path, help="keep the engines' own output in this folder")
-    return parser.parse_args()
+    return parser.parse_args(argv)
+
+
+def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """The rows of every dtype."""
+    rows: list[dict[str, Any]] = []
+    names = peer_group.available(args)
+    with peer_group.model_files(args) as files:
+        for dtype in args.dtypes:
+            asked = [name for name in names if not all(left_out(args, name, dtype, job) for job in args.jobs)]
+            with peer_group.started(asked, args, files, dtype, args.jobs) as peers:
+                rows += compare(peers, args, dtype)
+    return rows
 
 
 def main() -> None:
@@ -195,28 +154,17 @@ def main() -> None:
     if args.make_env:
         make_env(args.make_env, llama_cpp=args.llama_cpp)
         return
-    rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as scratch:
-        args.scratch = str(args.logs or scratch)
-        Path(args.scratch).mkdir(parents=True, exist_ok=True)
-        names = available(args)
-        folder = Path(scratch) / "model"
-        export_hf(args.model, folder)
-        gguf = open_model(args.model).path
-        for dtype in args.dtypes:
-            with started(names, args, dtype, str(folder), str(gguf) if gguf.is_file() else None) as peers:
-                rows += compare(peers, args, dtype)
     result = record.record(
         "peers",
-        rows,
+        measure(args),
         model=args.model,
-        input_len=args.input_len,
-        output_len=args.output_len,
+        jobs=[str(job) for job in args.jobs],
         repeat=args.repeat,
+        once=args.once,
+        left_out=args.leave_out,
+        baseline=record.commit(args.baseline) if args.baseline else None,
     )
-    machine = result["machine"]
-    print(f"\n{args.model}, {args.input_len} in, {args.output_len} out; {machine['cpu']}, {machine['cores']} cores")
-    print(wide_table(rows))
+    print("\n" + tables(result))
     if args.json:
         record.save(result, args.json)
 

@@ -7,9 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks import http_parts, http_path, http_peers, record
+from benchmarks import http_parts, http_path, http_peers, peers, record
 from benchmarks.host_overhead import COLUMNS as HOST_COLUMNS
-from benchmarks.peers import wide_table
 from benchmarks.sampling import COLUMNS as SAMPLING_COLUMNS
 from benchmarks.startup import COLUMNS as STARTUP_COLUMNS
 
@@ -21,8 +20,8 @@ def section() -> str:
     host, startup, sampling = _read("host_overhead"), _read("startup"), _read("sampling")
     return "\n\n".join(
         [
-            _peers("peers"),
-            _peers("peers_bfloat16"),
+            peers.tables(_read("peers")),
+            _scaling(),
             _http_peers(),
             _http_path(),
             "Host time a step, without a device (`python -m benchmarks.host_overhead`):",
@@ -36,28 +35,28 @@ def section() -> str:
     )
 
 
-def _peers(name: str) -> str:
-    """One comparison with the peers, and what it was run on."""
-    peers = _read(name)
-    machine, settings = peers["machine"], peers["settings"]
+def _scaling() -> str:
+    """The pictures, one for each ground."""
+    alt = (
+        "Throughput against requests at once, time to first token and time of a step against tokens, each engine a line"
+    )
     return (
-        f"Demo model, greedy, {settings['input_len']} random tokens in, {settings['output_len']} out, all in one run, "
-        f"medians of {settings['repeat']}: output tokens/s on {machine['cores']} cores of an {machine['cpu']} "
-        f"({', '.join(machine['flags'])}), commit {peers['commit'][:9]}, `python -m benchmarks.peers`.\n\n"
-        + wide_table(peers["results"])
+        "How that changes with load and length (`python -m benchmarks.scaling`):\n\n<picture>\n"
+        '  <source media="(prefers-color-scheme: dark)" srcset="benchmarks/results/scaling-dark.png">\n'
+        f'  <img src="benchmarks/results/scaling-light.png" alt="{alt}">\n</picture>'
     )
 
 
 def _http_peers() -> str:
     """Streaming beside vLLM."""
-    peers = _read("http_peers")
-    machine, settings = peers["machine"], peers["settings"]
+    streams = _read("http_peers")
+    machine, settings = streams["machine"], streams["settings"]
     shape = f"{settings['input_len']} tokens in, {settings['output_len']} out, {settings['dtype']}"
     where = f"{machine['cores']} cores of an {machine['cpu']} ({', '.join(machine['flags'])})"
     return (
         f"Streaming over HTTP, a random Llama of one layer and 49,152 words, {shape}, servers in turns on {where}, "
         f"medians of {settings['repeat']}; clients: ours (lean) and `vllm bench serve` "
-        "(`python -m benchmarks.http_peers`):\n\n" + http_peers.wide_table(peers["results"])
+        "(`python -m benchmarks.http_peers`):\n\n" + http_peers.wide_table(streams["results"])
     )
 
 

@@ -37,13 +37,19 @@ def record(benchmark: str, results: Sequence[Mapping[str, Any]], **settings: Any
     }
 
 
-def commit() -> str:
-    """The checkout's commit, with "+changes" if files differ from it; "unknown" outside git."""
+def commit(root: Path = ROOT) -> str:
+    """A checkout's commit, with "+changes" if files differ from it; "unknown" outside git."""
     try:
-        head = _git("rev-parse", "HEAD")
-        return head + ("+changes" if _git("status", "--porcelain", "--untracked-files=no") else "")
+        head = _git(root, "rev-parse", "HEAD")
+        return head + ("+changes" if _git(root, "status", "--porcelain", "--untracked-files=no") else "")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
+
+
+def short(commit: str) -> str:
+    """A commit as one shows it."""
+    head, plus, changes = commit.partition("+")
+    return head[:9] + plus + changes
 
 
 def machine() -> dict[str, Any]:
@@ -104,8 +110,8 @@ def _cell(value: Any) -> str:
     return str(value)
 
 
-def _git(*args: str) -> str:
-    return subprocess.run(["git", *args], cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+def _git(root: Path, *args: str) -> str:
+    return subprocess.run(["git", *args], cwd=root, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def _cpuinfo() -> dict[str, str]:

