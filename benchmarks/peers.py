@@ -2,7 +2,7 @@
 
     python -m benchmarks.peers --make-env ~/peers            # once: vLLM for CPU, transformers, torch (several GB)
     python -m benchmarks.peers --peers-env ~/peers --json benchmarks/results/peers.json
-    git worktree add /tmp/before v0.1.0                      # to see what has changed since:
+    git worktree add /tmp/before COMMIT                      # to see what has changed since:
     python -m benchmarks.peers --peers-env ~/peers --baseline /tmp/before
 
 Every engine is a process of its own with its model loaded. They take turns, repetition by repetition, and whoever is

@@ -68,17 +68,17 @@ def measure(
         if clock() + (point.spent / point.times if point.times else 0.0) > deadline:
             left.remove(point)
             continue
-        turn = [peer for peer in peers if point.times == 0 and (peer.name, point.curve) not in ended]
-        turn += [peer for peer in peers if peer.name in point.runs and peer not in turn]
-        for peer, reply in peer_group.in_turns(turn, point.job.work(point.times), args.timeout):
+        times = point.times
+        able = point.runs or [peer.name for peer in peers if (peer.name, point.curve) not in ended]
+        turn = [peer for peer in peers if peer.name in able]
+        for peer, reply in peer_group.in_turns(turn, point.job.work(times), args.timeout):
             point.runs.setdefault(peer.name, []).append(reply)
             point.spent += reply["seconds"]
             if reply["seconds"] > args.longest:
                 ended.add((peer.name, point.curve))
-        print(
-            f"  {point.job}: " + ", ".join(f"{k} {v[-1]['seconds']:.2f} s" for k, v in point.runs.items()), flush=True
-        )
-        if point.times >= args.repeat or not point.runs:
+        took = ", ".join(f"{name} {runs[-1]['seconds']:.2f} s" for name, runs in point.runs.items())
+        print(f"  {point.job}: {took}", flush=True)
+        if point.times == times or point.times >= args.repeat:  # nobody is left for it, or it is done
             left.remove(point)
 
 
@@ -109,7 +109,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, nargs="+", default=[16, 64, 128, 256, 512, 1024, 2048, 4096, 8128])
     parser.add_argument("--steps", type=int, default=32, help="steps that are timed after such a prompt")
     parser.add_argument("--repeat", type=int, default=5, help="most runs of a point; medians are drawn")
-    parser.add_argument("--minutes", type=float, default=5.0, help="time for all of it, without starting the engines")
+    parser.add_argument("--minutes", type=float, default=6.0, help="time for all of it, without starting the engines")
     parser.add_argument("--longest", type=float, default=30.0, metavar="S", help="seconds after which a curve ends")
     parser.add_argument("--draw", type=Path, metavar="JSON", help="draw this record, and measure nothing")
     args = parser.parse_args(argv)

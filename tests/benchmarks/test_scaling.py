@@ -75,6 +75,12 @@ def test_an_engine_that_dies_keeps_what_it_did() -> None:
     assert {row["job"] for row in rows if row["engine"] == "vllm"} == {"1x8+8", "1x16+11"}
 
 
+def test_it_ends_when_every_engine_has_died() -> None:
+    clock = Clock()
+    rows = measured(clock, [FakePeer("vllm", clock.seconds(), dies_at="1x8+8, 1")], "--minutes 1000 --longest 1000")
+    assert [len(row["seconds"]) for row in rows] == [1] * 4
+
+
 def test_pictures_are_pngs_that_name_their_curves(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     clock = Clock()
