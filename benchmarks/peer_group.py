@@ -151,7 +151,8 @@ def _start(name: str, args: argparse.Namespace, files: ModelFiles, dtype: str, j
     environment = preloads(args.peers_env) if name == "vllm" else {}
     peer = Peer(name, python, job, environment, log=files.scratch / f"{name}-{dtype}.log")
     if ours:
-        peer.ready["versions"]["jaxpaged"] = record.short(record.commit(checkout))
+        commit = record.commit(checkout) if name == "before" else record.COMMIT
+        peer.ready["versions"]["jaxpaged"] = record.short(commit)
     return peer
 
 
