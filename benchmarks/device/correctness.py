@@ -146,18 +146,21 @@ def norms(
     """Compiles one norm; the answer runs it."""
     from pallas_kernels.add_rms_norm import add_rms_norm
 
-    keys = jax.random.split(jax.random.key(tokens), 3)
-    x, residual = (jax.random.normal(key, (tokens, dims), dtype) for key in keys[:2])
-    weight = jax.random.normal(keys[2], (dims,), dtype)
+    keys = jax.random.split(jax.random.key(tokens), 4)
+    x, delta = (jax.random.normal(key, (tokens, dims), dtype) for key in keys[:2])
+    weight, own = (jax.random.normal(key, (dims,), dtype) for key in keys[2:])
+    arrays = (x, delta, weight, own) if offset else (x, delta, weight)  # as Gemma has it
 
     def compiled(choice: Mapping[str, Any]) -> jax.stages.Compiled:
-        norm = jax.jit(lambda x, y, weight: add_rms_norm(x, y, weight, eps=1e-5, offset=offset, **choice))
-        return norm.lower(x, residual, weight).compile()
+        def norm(x: jax.Array, delta: jax.Array, weight: jax.Array, own: jax.Array | None = None) -> Any:
+            return add_rms_norm(x, delta, weight, eps=1e-5, offset=offset, delta_weight=own, **choice)
+
+        return jax.jit(norm).lower(*arrays).compile()
 
     want, got = compiled({"implementation": "reference"}), compiled(options)
 
     def check() -> Mapping[str, Any]:
-        outs, wanted = ([np.asarray(y, np.float32) for y in f(x, residual, weight)] for f in (got, want))
+        outs, wanted = ([np.asarray(y, np.float32) for y in f(*arrays)] for f in (got, want))
         return compare(outs, wanted, dtype)
 
     return check

@@ -57,7 +57,14 @@ class AttentionContext(Protocol):
         ...
 
     def add_rms_norm(
-        self, x: jax.Array, delta: jax.Array, weight: jax.Array, eps: float, *, offset: float = 0.0
+        self,
+        x: jax.Array,
+        delta: jax.Array,
+        weight: jax.Array,
+        eps: float,
+        *,
+        offset: float = 0.0,
+        delta_weight: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array]:
         """x + delta, both [T, D], and that under an RMS norm, see `pallas_kernels.add_rms_norm`.
 
@@ -140,7 +147,14 @@ class PagedContext:
         return out, dataclasses.replace(self, kv_pages=kv_pages)
 
     def add_rms_norm(
-        self, x: jax.Array, delta: jax.Array, weight: jax.Array, eps: float, *, offset: float = 0.0
+        self,
+        x: jax.Array,
+        delta: jax.Array,
+        weight: jax.Array,
+        eps: float,
+        *,
+        offset: float = 0.0,
+        delta_weight: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array]:
         """See `AttentionContext.add_rms_norm`."""
         return add_rms_norm(
@@ -149,6 +163,7 @@ class PagedContext:
             weight,
             eps=eps,
             offset=offset,
+            delta_weight=delta_weight,
             implementation=self.implementation,
             interpret=self.interpret,
         )
@@ -189,10 +204,17 @@ class DenseContext:
         return out, self
 
     def add_rms_norm(
-        self, x: jax.Array, delta: jax.Array, weight: jax.Array, eps: float, *, offset: float = 0.0
+        self,
+        x: jax.Array,
+        delta: jax.Array,
+        weight: jax.Array,
+        eps: float,
+        *,
+        offset: float = 0.0,
+        delta_weight: jax.Array | None = None,
     ) -> tuple[jax.Array, jax.Array]:
         """See `AttentionContext.add_rms_norm`; no Pallas kernel, which could not be differentiated."""
-        return add_rms_norm(x, delta, weight, eps=eps, offset=offset, implementation="xla")
+        return add_rms_norm(x, delta, weight, eps=eps, offset=offset, delta_weight=delta_weight, implementation="xla")
 
 
 def _causal_mask(length: int, sliding_window: int | None, segment_ids: jax.Array | None) -> jax.Array:

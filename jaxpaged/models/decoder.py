@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,21 @@ from jaxpaged.layers.mlp import MLP
 from jaxpaged.layers.norm import declare_norm, rms_norm
 from jaxpaged.layers.rope import rope_angles
 from jaxpaged.models.config import ModelConfig
+
+
+class Residual(NamedTuple):
+    """The residual stream between two parts of the stack: `x`, to which `delta` is still to be added.
+
+    What a part computes is left to the next one, which adds it together with its norm.
+
+    Attributes:
+      x, delta: [T, D]; no delta is zero.
+      delta_weight: [D], of the norm that delta gets before it is added; None: it is added as it is.
+    """
+
+    x: jax.Array
+    delta: jax.Array | None = None
+    delta_weight: jax.Array | None = None
 
 
 class Block(nn.Module):
@@ -50,38 +65,47 @@ class Block(nn.Module):
         c = self.config
         return MLP(c.hidden_size, c.intermediate_size, c.activation, c.mlp_bias, self.dtype, name="mlp")
 
+    def norm_weight(self, name: str) -> jax.Array:
+        """The weight [D] of the RMS norm `name`."""
+        c = self.config
+        return declare_norm(self, name, (c.hidden_size,), self.dtype, offset=c.norm_offset)
+
     def norm(self, name: str, x: jax.Array) -> jax.Array:
         """x [T, D] under the RMS norm `name`."""
-        c = self.config
-        weight = declare_norm(self, name, (c.hidden_size,), self.dtype, offset=c.norm_offset)
+        weight = self.norm_weight(name)
         with jax.named_scope(name):
-            return rms_norm(x, weight, c.norm_eps, offset=c.norm_offset)
+            return rms_norm(x, weight, self.config.norm_eps, offset=self.config.norm_offset)
 
-    def add_norm(
-        self, name: str, x: jax.Array, delta: jax.Array | None, context: AttentionContext
-    ) -> tuple[jax.Array, jax.Array]:
-        """x + delta, both [T, D], and that under the RMS norm `name`; no delta is zero."""
-        if delta is None:
-            return x, self.norm(name, x)
-        c = self.config
-        weight = declare_norm(self, name, (c.hidden_size,), self.dtype, offset=c.norm_offset)
+    def add_norm(self, name: str, residual: Residual, context: AttentionContext) -> tuple[jax.Array, jax.Array]:
+        """The sum of the residual stream [T, D], and that under the RMS norm `name`."""
         with jax.named_scope(name):
-            return context.add_rms_norm(x, delta, weight, c.norm_eps, offset=c.norm_offset)
+            return add_norm(residual, self.norm_weight(name), self.config, context)
 
     def __call__(
-        self, x: jax.Array, delta: jax.Array | None, cos: jax.Array, sin: jax.Array, context: AttentionContext
-    ) -> tuple[jax.Array, jax.Array, AttentionContext]:
-        """The layer leaves its last addition to the next one, which does it together with its norm.
+        self, residual: Residual, cos: jax.Array, sin: jax.Array, context: AttentionContext
+    ) -> tuple[Residual, AttentionContext]:
+        """The layer.
 
         Args:
-          x, delta: [T, D] each; the residual stream is their sum (the first layer gets no delta).
+          residual: without delta for the first layer.
           cos, sin: float32 [T, R/2].
           context: what the tokens attend to.
 
         Returns:
-          x and delta for the next layer, and its context.
+          Both for the next layer.
         """
         raise NotImplementedError
+
+
+def add_norm(
+    residual: Residual, weight: jax.Array, config: ModelConfig, context: AttentionContext
+) -> tuple[jax.Array, jax.Array]:
+    """The sum of the residual stream [T, D], and that under the RMS norm of `weight` [D]."""
+    x, delta, delta_weight = residual
+    eps, offset = config.norm_eps, config.norm_offset
+    if delta is None:
+        return x, rms_norm(x, weight, eps, offset=offset)
+    return context.add_rms_norm(x, delta, weight, eps, offset=offset, delta_weight=delta_weight)
 
 
 class Decoder(nn.Module):
@@ -120,14 +144,12 @@ class Decoder(nn.Module):
             x = embed_tokens(self.embed, token_ids, scale=c.embed_scale)
         with jax.named_scope("rope"):  # once per kind, not per layer
             angles = [rope_angles(rope, positions) for rope in c.ropes]
-        delta = None
+        residual = Residual(x)
         for i, layer in enumerate(self.layers):
             cos, sin = angles[c.rope_of_layer[i]]
-            x, delta, context = layer(x, delta, cos, sin, context)
+            residual, context = layer(residual, cos, sin, context)
         with jax.named_scope("final_norm"):
-            if delta is None:
-                return rms_norm(x, self.final_norm, c.norm_eps, offset=c.norm_offset), context
-            return context.add_rms_norm(x, delta, self.final_norm, c.norm_eps, offset=c.norm_offset)[1], context
+            return add_norm(residual, self.final_norm, c, context)[1], context
 
     def logits(self, hidden: jax.Array) -> jax.Array:
         """hidden [..., D] -> float32 [..., V], soft cap applied."""

@@ -11,7 +11,7 @@ from flax import linen as nn
 from jaxpaged.checkpoint.table import CheckpointTable
 from jaxpaged.layers.attention import AttentionContext
 from jaxpaged.models.config import ModelConfig, fill_defaults, layer_count, layer_windows, read_config, require
-from jaxpaged.models.decoder import Block, Decoder
+from jaxpaged.models.decoder import Block, Decoder, Residual
 from jaxpaged.models.hf_names import decoder_table
 
 NORMS = {
@@ -63,13 +63,13 @@ class SandwichBlock(Block):
 
     @nn.compact
     def __call__(
-        self, x: jax.Array, delta: jax.Array | None, cos: jax.Array, sin: jax.Array, context: AttentionContext
-    ) -> tuple[jax.Array, jax.Array, AttentionContext]:
+        self, residual: Residual, cos: jax.Array, sin: jax.Array, context: AttentionContext
+    ) -> tuple[Residual, AttentionContext]:
         """See `Block.__call__`."""
-        x, y = self.add_norm("attn_norm", x, delta, context)
-        y, context = self.attention()(y, cos, sin, context)
-        x, y = self.add_norm("mlp_norm", x, self.norm("attn_post_norm", y), context)
-        return x, self.norm("mlp_post_norm", self.mlp()(y)), context
+        x, y = self.add_norm("attn_norm", residual, context)
+        delta, context = self.attention()(y, cos, sin, context)
+        x, y = self.add_norm("mlp_norm", Residual(x, delta, self.norm_weight("attn_post_norm")), context)
+        return Residual(x, self.mlp()(y), self.norm_weight("mlp_post_norm")), context
 
 
 class Gemma2(Decoder):

@@ -11,7 +11,7 @@ from flax import linen as nn
 from jaxpaged.checkpoint.table import CheckpointTable
 from jaxpaged.layers.attention import AttentionContext
 from jaxpaged.models.config import ModelConfig, read_config
-from jaxpaged.models.decoder import Block, Decoder
+from jaxpaged.models.decoder import Block, Decoder, Residual
 from jaxpaged.models.hf_names import decoder_table
 
 
@@ -26,13 +26,13 @@ class PreNormBlock(Block):
 
     @nn.compact
     def __call__(
-        self, x: jax.Array, delta: jax.Array | None, cos: jax.Array, sin: jax.Array, context: AttentionContext
-    ) -> tuple[jax.Array, jax.Array, AttentionContext]:
+        self, residual: Residual, cos: jax.Array, sin: jax.Array, context: AttentionContext
+    ) -> tuple[Residual, AttentionContext]:
         """See `Block.__call__`."""
-        x, y = self.add_norm("attn_norm", x, delta, context)
+        x, y = self.add_norm("attn_norm", residual, context)
         delta, context = self.attention()(y, cos, sin, context)
-        x, y = self.add_norm("mlp_norm", x, delta, context)
-        return x, self.mlp()(y), context
+        x, y = self.add_norm("mlp_norm", Residual(x, delta), context)
+        return Residual(x, self.mlp()(y)), context
 
 
 class Llama(Decoder):

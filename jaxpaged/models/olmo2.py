@@ -11,7 +11,7 @@ from flax import linen as nn
 from jaxpaged.checkpoint.table import CheckpointTable
 from jaxpaged.layers.attention import AttentionContext
 from jaxpaged.models.config import ModelConfig, fill_defaults, read_config
-from jaxpaged.models.decoder import Block, Decoder
+from jaxpaged.models.decoder import Block, Decoder, Residual
 from jaxpaged.models.hf_names import decoder_table
 
 _NORMS = {"attn_norm": "post_attention_layernorm", "mlp_norm": "post_feedforward_layernorm"}
@@ -28,13 +28,13 @@ class PostNormBlock(Block):
 
     @nn.compact
     def __call__(
-        self, x: jax.Array, delta: jax.Array | None, cos: jax.Array, sin: jax.Array, context: AttentionContext
-    ) -> tuple[jax.Array, jax.Array, AttentionContext]:
+        self, residual: Residual, cos: jax.Array, sin: jax.Array, context: AttentionContext
+    ) -> tuple[Residual, AttentionContext]:
         """See `Block.__call__`."""
-        x = x if delta is None else x + delta
+        x = residual.x if residual.delta is None else residual.x + residual.delta
         y, context = self.attention()(x, cos, sin, context)
         x = x + self.norm("attn_norm", y)
-        return x, self.norm("mlp_norm", self.mlp()(x)), context
+        return Residual(x, self.norm("mlp_norm", self.mlp()(x))), context
 
 
 class Olmo2(Decoder):

@@ -15,23 +15,25 @@ _AVAILABLE = {
 
 def add_rms_norm(
     x: jax.Array,
-    residual: jax.Array,
+    delta: jax.Array,
     weight: jax.Array,
     *,
     eps: float,
     offset: float = 0.0,
+    delta_weight: jax.Array | None = None,
     implementation: str | None = None,
     interpret: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
-    """s = x + residual, and s / rms(s) * (offset + weight).
+    """s = x + delta, and s / rms(s) * (offset + weight).
 
-    The sum is rounded to the dtype of x before it is normed, in float32.
+    The sum is rounded to the dtype of x before it is normed, in float32; so is a delta that is normed first.
 
     Args:
-      x, residual: [T, D], float32, bfloat16 or float16, alike.
+      x, delta: [T, D], float32, bfloat16 or float16, alike.
       weight: [D], of any of these dtypes.
       eps: added to the mean square.
       offset: 1 for models that store their weights less one (Gemma).
+      delta_weight: [D]: delta is replaced by delta / rms(delta) * (offset + delta_weight); None: added as it is.
       implementation: "reference", "xla", "gpu", "gpu_hopper", "tpu", or None for the best one here.
       interpret: runs a Pallas implementation on any platform, slowly: for tests.
 
@@ -42,14 +44,16 @@ def add_rms_norm(
       ValueError: a shape or dtype is wrong; the message shows it.
       NotImplementedError: the implementation does not exist.
     """
-    check_arrays(x=x, residual=residual, weight=weight)
+    weights = {"weight": weight} if delta_weight is None else {"weight": weight, "delta_weight": delta_weight}
+    check_arrays(x=x, delta=delta, **weights)
     if x.ndim != 2 or 0 in x.shape:
         raise ValueError(f"x must be [tokens, dims] with no empty axis, got shape {tuple(x.shape)}")
     check_float("x", x)
-    check_shape("residual", residual, x.shape)
-    if residual.dtype != x.dtype:
-        raise ValueError(f"residual must have the dtype of x, {x.dtype}, got {residual.dtype}")
-    check_shape("weight", weight, x.shape[1:])
-    check_float("weight", weight)
+    check_shape("delta", delta, x.shape)
+    if delta.dtype != x.dtype:
+        raise ValueError(f"delta must have the dtype of x, {x.dtype}, got {delta.dtype}")
+    for name, vector in weights.items():
+        check_shape(name, vector, x.shape[1:])
+        check_float(name, vector)
     norm = pick_implementation("add_rms_norm", implementation, _AVAILABLE, interpret=interpret)
-    return norm(x, residual, weight, eps=eps, offset=offset)
+    return norm(x, delta, weight, delta_weight, eps=eps, offset=offset)

@@ -6,8 +6,15 @@ from pallas_kernels.add_rms_norm import reference
 
 
 def add_rms_norm(
-    x: jax.Array, residual: jax.Array, weight: jax.Array, *, eps: float, offset: float, interpret: bool = False
+    x: jax.Array,
+    delta: jax.Array,
+    weight: jax.Array,
+    delta_weight: jax.Array | None,
+    *,
+    eps: float,
+    offset: float,
+    interpret: bool = False,
 ) -> tuple[jax.Array, jax.Array]:
     """See `pallas_kernels.add_rms_norm.api`; the arguments are taken as checked."""
     del interpret  # runs anywhere
-    return reference.add_rms_norm(x, residual, weight, eps=eps, offset=offset)
+    return reference.add_rms_norm(x, delta, weight, delta_weight, eps=eps, offset=offset)

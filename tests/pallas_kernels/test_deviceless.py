@@ -413,9 +413,16 @@ def test_write_kv_compiles_and_is_in_place(device, name):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype, dims", [("bfloat16", 4096), ("float16", 576), ("float32", 8192)])
-def test_add_rms_norm_is_one_launch(device, dtype, dims):
-    norm = partial(add_rms_norm, eps=1e-5, implementation=platform(device))
+@pytest.mark.parametrize(
+    "dtype, dims, own", [("bfloat16", 4096, False), ("float16", 576, True), ("float32", 8192, True)]
+)
+def test_add_rms_norm_is_one_launch(device, dtype, dims, own):
+    """With and without a norm of delta's own."""
+
+    def norm(x, delta, weight):
+        options = {"eps": 1e-5, "implementation": platform(device)}
+        return add_rms_norm(x, delta, weight, delta_weight=weight if own else None, **options)
+
     x = Array((64, dims), dtype)
     program = compile_for(device, norm, x, x, Array((dims,), dtype))
     assert len(program.launches) == 1 or platform(device) == "tpu"
