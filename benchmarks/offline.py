@@ -12,7 +12,6 @@ import argparse
 import contextlib
 import json
 import random
-import shutil
 import statistics
 import tempfile
 import time
@@ -20,10 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks import record
+from benchmarks import configs, record
 from jaxpaged import LLM, SamplingParams
-
-CONFIGS = Path(__file__).parent / "configs"
 
 
 def random_prompts(count: int, length: int, vocab_size: int, seed: int = 0) -> list[list[int]]:
@@ -68,13 +65,13 @@ def measure(llm: LLM, count: int, input_len: int, output_len: int, repeat: int) 
 
 @contextlib.contextmanager
 def model_folder(config: str) -> Iterator[str]:
-    """A model folder that holds a config and no weights, from a name in `configs/` or a config.json's path."""
-    path = Path(config) if Path(config).is_file() else CONFIGS / f"{config}.json"
-    if not path.is_file():
-        known = ", ".join(sorted(file.stem for file in CONFIGS.glob("*.json")))
-        raise SystemExit(f"--config {config}: no such file, and not one of {known}")
+    """A model folder that holds a config and no weights; see `configs.load`."""
+    try:
+        content = configs.load(config)
+    except ValueError as error:
+        raise SystemExit(f"--config {error}") from error
     with tempfile.TemporaryDirectory() as folder:
-        shutil.copyfile(path, Path(folder) / "config.json")
+        (Path(folder) / "config.json").write_text(json.dumps(content))
         yield folder
 
 
@@ -82,7 +79,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--model", default="demo", help="a model's name or folder (default: demo)")
-    what.add_argument("--config", help="random weights of this config: a name in benchmarks/configs, or a config.json")
+    what.add_argument("--config", help="random weights of this config: a model's name, or a config.json")
     parser.add_argument("--dtype", default="bfloat16", choices=("auto", "bfloat16", "float16", "float32"))
     parser.add_argument("--num-prompts", type=int, nargs="+", default=[32, 1], help="one measurement each")
     parser.add_argument("--input-len", type=int, default=128)

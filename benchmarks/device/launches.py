@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import collections
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from pallas_kernels.deviceless.thunks import BRANCHES, GRAPH, read_thunks
+
 # The sequence that is run; where no pass changed it there is only the first file.
 _FILES = ("thunk_sequence_after_thunk_passes.txt", "thunk_sequence.txt")
-_THUNK = re.compile(r"^(\s*)\d+: (k\w+)", re.MULTILINE)
-_GRAPH = "kCommandBuffer"
 
 
 def module_name(function: Callable[..., Any]) -> str:
@@ -39,25 +38,14 @@ def count(folder: Path, function: Callable[..., Any]) -> dict[str, Any]:
     files = next((found for name in names if (found := sorted(folder.glob(name)))), None)
     if not files:
         raise FileNotFoundError(f"XLA wrote no thunks of {module_name(function)} to {folder}")
-    kinds: collections.Counter[str] = collections.Counter()
-    graphs = in_graphs = syncs = 0
-    depth = None  # indentation of the graph that we are in
-    for indent, kind in _THUNK.findall(files[-1].read_text(encoding="utf-8")):
-        if depth is not None and len(indent) <= depth:
-            depth = None
-        if kind == _GRAPH:
-            graphs += 1
-            depth = len(indent) if depth is None else depth
-        elif kind != "kSequential":
-            kinds[kind] += 1
-            in_graphs += depth is not None
-            syncs += not indent and kind in ("kConditional", "kWhile")
-    if not kinds:
+    thunks = list(read_thunks(files[-1].read_text(encoding="utf-8")))
+    if not thunks:
         raise ValueError(f"no thunks in {files[-1]}")
+    launches = [thunk for thunk in thunks if thunk.launches]
     return {
-        "graphs": graphs,
-        "launches": kinds.total(),
-        "in_graphs": in_graphs,
-        "syncs": syncs,
-        "kinds": dict(kinds.most_common()),
+        "graphs": sum(thunk.kind == GRAPH for thunk in thunks),
+        "launches": len(launches),
+        "in_graphs": sum(GRAPH in thunk.around for thunk in launches),
+        "syncs": sum(thunk.kind in BRANCHES and not thunk.around for thunk in thunks),
+        "kinds": dict(collections.Counter(thunk.kind for thunk in launches).most_common()),
     }

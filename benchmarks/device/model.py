@@ -6,7 +6,6 @@ arbitrary numbers, all distinct.
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -23,7 +22,7 @@ from benchmarks.device.worker import Context, Report
 
 STAND_INS = stand_ins.install()
 
-from benchmarks import host_overhead, record  # noqa: E402
+from benchmarks import configs, host_overhead  # noqa: E402
 from jaxpaged import models  # noqa: E402
 from jaxpaged.config import EngineConfig, resolve  # noqa: E402
 from jaxpaged.core.block_manager import BlockManager  # noqa: E402
@@ -54,7 +53,7 @@ class Sizes:
     """What is run.
 
     Attributes:
-      config: a name in `benchmarks/configs`; changes: to it.
+      config: see `configs.load`; changes: to it.
       decodes: numbers of rows; prefills: numbers of tokens.
       context: tokens before the first decode step; steps: timed, after `warm` others.
       requests, output: of the run of the whole engine, each with `context` tokens in.
@@ -125,8 +124,7 @@ class Model:
     def __init__(self, sizes: Sizes, context: Context):
         self.sizes, self._context = sizes, context
         self.compile_seconds = 0.0
-        raw = json.loads((record.ROOT / "benchmarks" / "configs" / f"{sizes.config}.json").read_text())
-        raw |= sizes.changes
+        raw = configs.load(sizes.config) | sizes.changes
         family = models.get_family(raw["model_type"])
         self.config = family.config_from_hf(raw)
         max_len = max(*sizes.prefills, sizes.context + sizes.warm + sizes.steps, sizes.context + sizes.output) + 16

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import json
 import statistics
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from benchmarks import record
+from benchmarks import configs, record
 from benchmarks.device.worker import Context, Report
 
 CONTEXT, STEPS = 1024, 24
@@ -48,8 +47,7 @@ class Peer:
         if not context.tiny and not torch.cuda.is_available():
             raise NotImplementedError("torch sees no GPU")
         name = "tiny-llama" if context.tiny else "llama-3.1-8b"
-        raw = json.loads((record.ROOT / "benchmarks" / "configs" / f"{name}.json").read_text())
-        self.config = LlamaConfig(**raw | {"attn_implementation": "sdpa"})
+        self.config = LlamaConfig(**configs.load(name) | {"attn_implementation": "sdpa"})
         self.context, self.steps = (12, 3) if context.tiny else (CONTEXT, STEPS)
         default = torch.get_default_dtype()
         torch.set_default_dtype(torch.bfloat16)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import jax
 
 from pallas_kernels.deviceless.hlo import Copy, Module, plain_shape
+from pallas_kernels.deviceless.thunks import read_thunks
 
 
 class Launch(NamedTuple):
@@ -131,29 +132,14 @@ def _only_file(dump: Path | None, suffix: str) -> str:
     return files[0].read_text() if files else ""
 
 
-_THUNK = re.compile(r"( *)(\d+): k(\w+)")
-_KERNEL = re.compile(r"\] (\S+) grid: \[(.*?)\] threads: \[(.*?)\]\s+shared_memory: (\d+) bytes")
-_INDENT = 4  # of the thunks inside another one
-_NO_LAUNCH = {"Sequential", "CommandBuffer", "Conditional", "While", "WaitForStreams", "CopyDone", "AsyncDone"}
-
-
 def _gpu_launches(sequence: str, metadata: str, module: Module) -> Iterator[Launch]:
-    """Reads XLA's `thunk_sequence.txt`; the metadata beside it names the instruction of each thunk."""
+    """From XLA's `thunk_sequence.txt`; the metadata beside it names the instruction of each thunk."""
     names = dict(re.findall(r'profile_annotation: "(.*?)"\s+thunk_id: (\d+)', metadata))
     source_of = {int(thunk): module.by_name[name].source for name, thunk in names.items() if name in module.by_name}
-    outer: list[str] = []
-    for line in sequence.splitlines():
-        thunk = _THUNK.search(line)
-        if thunk is None:
-            continue
-        del outer[len(thunk[1]) // _INDENT :]
-        kind = thunk[3]
-        if kind not in _NO_LAUNCH:
-            kernel = _KERNEL.search(line)
-            name, grid, threads, shared = kernel.groups() if kernel else (kind, "", "", "0")
-            source = source_of.get(int(thunk[2]), "")
-            yield Launch(kind, name, _numbers(grid), _numbers(threads), int(shared), source, "/".join(outer))
-        outer.append(kind)
+    for thunk in read_thunks(sequence):
+        if thunk.launches:
+            _, kind, name, grid, threads, shared, around = thunk
+            yield Launch(kind, name, grid, threads, shared, source_of.get(thunk.number, ""), "/".join(around))
 
 
 _FREE = {"parameter", "constant", "bitcast", "tuple", "get-tuple-element", "while", "conditional", "call", "after-all"}
@@ -174,7 +160,3 @@ def _temporaries(assignment: str) -> Iterator[Buffer]:
             temporary = line.rstrip(":").endswith("preallocated-temp")
         elif temporary and (value := re.match(r" value: <\d+ (.+?) @\d+> \(size=(\d+),offset=\d+\): (.+)", line)):
             yield Buffer(value[1], plain_shape(value[3]), int(value[2]))
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in re.findall(r"\d+", text))

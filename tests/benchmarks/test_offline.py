@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import offline
+from benchmarks import configs, offline
 
 
 def test_prompts_are_repeatable_and_inside_the_vocabulary() -> None:
@@ -21,11 +21,11 @@ def test_an_unknown_config_is_refused_with_the_known_ones() -> None:
         pass
 
 
-@pytest.mark.parametrize("path", sorted(offline.CONFIGS.glob("*.json")), ids=lambda path: path.stem)
-def test_every_named_config_is_of_a_known_model(path: Path) -> None:
+@pytest.mark.parametrize("name", configs.names())
+def test_every_named_config_is_of_a_known_model(name: str) -> None:
     from jaxpaged import models
 
-    config = json.loads(path.read_text())
+    config = configs.load(name)
     assert models.get_family(config["model_type"]).config_from_hf(config).num_layers == config["num_hidden_layers"]
 
 
