@@ -90,17 +90,28 @@ TINY_SHAPES: dict[str, Case] = {
 
 
 def attention_bytes(case: Case) -> int:
-    """Bytes that a call must read and write: keys and values once, queries and outputs."""
+    """Bytes that a call must read and write: keys and values that any query sees once, queries and outputs."""
     pool = jnp.dtype(case.pool_dtype or case.dtype).itemsize
     tokens = sum(q_len for q_len, _ in case.rows)
-    keys = sum(kv_len for _, kv_len in case.rows)
+    window = case.sliding_window or max((kv_len for _, kv_len in case.rows), default=0)
+    keys = sum(min(kv_len, q_len - 1 + window) for q_len, kv_len in case.rows)
     per_token = 2 * case.heads * case.head_dim * jnp.dtype(case.dtype).itemsize
     return keys * 2 * case.kv_heads * case.head_dim * pool + tokens * per_token
 
 
 def attention_flops(case: Case) -> int:
-    """Floating-point operations of the two products, over the pairs of query and key that causality leaves."""
-    pairs = sum(q_len * kv_len - q_len * (q_len - 1) // 2 for q_len, kv_len in case.rows)
+    """Floating-point operations of the two products, over the pairs of query and key that the mask leaves."""
+
+    def triangle(n: int) -> int:
+        """1 + 2 + ... + n."""
+        return n * (n + 1) // 2 if n > 0 else 0
+
+    pairs = 0
+    for q_len, kv_len in case.rows:
+        window = case.sliding_window or kv_len
+        # Query i of kv_len sees i keys, but for the i - window that are too far away.
+        pairs += triangle(kv_len) - triangle(kv_len - q_len)
+        pairs -= triangle(kv_len - window) - triangle(kv_len - q_len - window)
     return 4 * pairs * case.heads * case.head_dim
 
 

@@ -23,6 +23,7 @@ from benchmarks.device.worker import Context, Report
 STAND_INS = stand_ins.install()
 
 from benchmarks import configs, host_overhead  # noqa: E402
+from benchmarks.device import roofline, work  # noqa: E402
 from jaxpaged import models  # noqa: E402
 from jaxpaged.config import EngineConfig, resolve  # noqa: E402
 from jaxpaged.core.block_manager import BlockManager  # noqa: E402
@@ -30,7 +31,7 @@ from jaxpaged.core.request import Request  # noqa: E402
 from jaxpaged.core.sampling_params import SamplingParams  # noqa: E402
 from jaxpaged.core.scheduler import Scheduler  # noqa: E402
 from jaxpaged.core.step import Admission, Step  # noqa: E402
-from jaxpaged.device import kv_cache  # noqa: E402
+from jaxpaged.device.abstract_step import weight_bytes  # noqa: E402
 from jaxpaged.device.buckets import Bucket, BucketTable  # noqa: E402
 from jaxpaged.device.platform import platform  # noqa: E402
 from jaxpaged.device.runner import Runner  # noqa: E402
@@ -124,7 +125,7 @@ class Model:
     def __init__(self, sizes: Sizes, context: Context):
         self.sizes, self._context = sizes, context
         self.compile_seconds = 0.0
-        raw = configs.load(sizes.config) | sizes.changes
+        raw = {**configs.load(sizes.config), **sizes.changes}
         family = models.get_family(raw["model_type"])
         self.config = family.config_from_hf(raw)
         max_len = max(*sizes.prefills, sizes.context + sizes.warm + sizes.steps, sizes.context + sizes.output) + 16
@@ -157,10 +158,9 @@ class Model:
 
     def facts(self) -> Mapping[str, Any]:
         """Sizes in bytes."""
-        params = sum(leaf.nbytes for leaf in jax.tree.leaves(self.params))
         return {
             "config": self.sizes.config,
-            "param_bytes": params,
+            "param_bytes": weight_bytes(self.params),
             "pool_bytes": self.runner.kv_pages.nbytes,
             "stand_ins": STAND_INS,
         }
@@ -174,17 +174,9 @@ class Model:
         times = self._times(steps)
         if variant:  # the engine's own again
             runner.programs, runner.samplers.plain = forwards, samplers
-        read = self._weight_bytes() + rows * (sizes.context + sizes.steps // 2) * self._kv_bytes_per_token()
-        rate = self._context.fact("copy", "bytes_per_s")
-        floor = read / rate if rate else None
-        return {
-            **times,
-            "tokens_per_s": 1e3 * rows / times["ms"],
-            "bytes": read,
-            "floor_ms": floor and 1e3 * floor,
-            "share": floor and 1e3 * floor / times["ms"],
-            **found,
-        }
+        context = sizes.context + sizes.warm + sizes.steps // 2
+        beside = self._beside(roofline.step_rows(rows, context), times["ms"])
+        return {**times, "tokens_per_s": 1e3 * rows / times["ms"], **beside, **found}
 
     def prefill(self, tokens: int) -> Mapping[str, Any]:
         """One prompt of `tokens` tokens in one step."""
@@ -194,19 +186,8 @@ class Model:
         step = Step([request], [0], [0], [tokens], [True], total_tokens=tokens)
         first = Step([request], [0], [0], [tokens], [True], [Admission(0, request, pages)], total_tokens=tokens)
         times = self._times([first, *[step] * (self.sizes.warm + 5)])
-        c = self.config
-        attention = 4 * tokens * (tokens + 1) // 2 * c.num_heads * c.head_dim * c.num_layers
-        flops = 2 * self._matmul_params() * tokens + attention
-        rate = self._context.fact("matmul", "flops_per_s")
-        floor = flops / rate if rate else None
-        return {
-            **times,
-            "tokens_per_s": 1e3 * tokens / times["ms"],
-            "flops": flops,
-            "floor_ms": floor and 1e3 * floor,
-            "share": floor and 1e3 * floor / times["ms"],
-            **found,
-        }
+        beside = self._beside(roofline.step_rows(0, 0, tokens), times["ms"])
+        return {**times, "tokens_per_s": 1e3 * tokens / times["ms"], **beside, **found}
 
     def engine(self) -> Mapping[str, Any]:
         """Requests from their prompts to their last tokens, through scheduler and runner."""
@@ -241,6 +222,25 @@ class Model:
             "first_token_s": first,
             "ms": 1e3 * statistics.median(walls) if walls else None,
             "compiled": self.runner.num_programs - before,
+        }
+
+    def _beside(self, rows: list[tuple[int, int]], ms: float) -> dict[str, Any]:
+        """What the roofline says of a step, with the rates that this device was measured to have.
+
+        Returns:
+          `predicted_ms`, and `ratio` of the measured `ms` to it; `floor_ms`, of which `share` was reached; `bytes` and
+          `flops`. Without measured rates nothing.
+        """
+        copy, matmul = self._context.fact("copy", "bytes_per_s"), self._context.fact("matmul", "flops_per_s")
+        if not copy or not matmul:
+            return {"floor_ms": None}
+        step = work.Work(self.config, self.params, tuple(rows), "bfloat16", self.options.kv_cache_dtype)
+        found = roofline.predict(step, roofline.Ceilings(copy, matmul, matmul, 0, "measured"))
+        return {
+            "predicted_ms": found["ms"],
+            "ratio": ms / found["ms"],
+            "share": found["floor_ms"] / ms,
+            **{name: found[name] for name in ("floor_ms", "bytes", "flops")},
         }
 
     def _times(self, steps: list[Step]) -> dict[str, Any]:
@@ -334,19 +334,6 @@ class Model:
 
     def _prompt(self, tokens: int, seed: int) -> list[int]:
         return [(7919 * (i + 1) + 104729 * seed) % (self.config.vocab_size - 1) for i in range(tokens)]
-
-    def _weight_bytes(self) -> int:
-        """Of the weights that every step reads: the embedding only where it is the head, too."""
-        total = sum(leaf.nbytes for leaf in jax.tree.leaves(self.params))
-        return total if self.config.tie_word_embeddings else total - self.params["embed"].nbytes
-
-    def _matmul_params(self) -> int:
-        """Weights that every token of a prompt is multiplied with."""
-        total = sum(leaf.size for leaf in jax.tree.leaves(self.params))
-        return total - self.config.vocab_size * self.config.hidden_size * (1 if self.config.tie_word_embeddings else 2)
-
-    def _kv_bytes_per_token(self) -> int:
-        return kv_cache.page_bytes(self.config, 1, self.options.kv_cache_dtype)
 
 
 def host(rows: int, context: Context) -> Mapping[str, Any]:

@@ -99,13 +99,13 @@ def _op(row: Row) -> str:
 def _model(rows: Mapping[str, Row], torch: Mapping[str, Row]) -> Iterator[str]:
     steps = [row for row in rows.values() if "floor_ms" in row]
     if steps:
-        head = ("ms", "floor ms", "share", "tokens/s", "launch ms", "in graphs", "syncs", "compile s")
+        head = ("ms", "predicted", "floor ms", "share", "tokens/s", "launch ms", "in graphs", "syncs", "compile s")
         yield f"{'step':28s} " + " ".join(f"{name:>9s}" for name in head)
     for row in steps:
         graphs = f"{row['in_graphs']}/{row['launches']}" if "launches" in row else ""
-        floor = f"{row['floor_ms']:9.2f}" if row["floor_ms"] else f"{'':9s}"
+        predicted, floor = (f"{row[key]:9.2f}" if row.get(key) else f"{'':9s}" for key in ("predicted_ms", "floor_ms"))
         yield (
-            f"{row['name']:28s} {row['ms']:9.2f} {floor} {_share(row):>9s} {row['tokens_per_s']:9.0f} "
+            f"{row['name']:28s} {row['ms']:9.2f} {predicted} {floor} {_share(row):>9s} {row['tokens_per_s']:9.0f} "
             f"{row['launch_ms']:9.2f} {graphs:>9s} {row.get('syncs', '')!s:>9s} "
             f"{row.get('compile_s', 0):9.1f}{'' if row['finite'] else '  NOT FINITE'}"
         )

@@ -47,7 +47,8 @@ class Peer:
         if not context.tiny and not torch.cuda.is_available():
             raise NotImplementedError("torch sees no GPU")
         name = "tiny-llama" if context.tiny else "llama-3.1-8b"
-        self.config = LlamaConfig(**configs.load(name) | {"attn_implementation": "sdpa"})
+        raw: dict[str, Any] = {**configs.load(name), "attn_implementation": "sdpa"}
+        self.config = LlamaConfig(**raw)
         self.context, self.steps = (12, 3) if context.tiny else (CONTEXT, STEPS)
         default = torch.get_default_dtype()
         torch.set_default_dtype(torch.bfloat16)

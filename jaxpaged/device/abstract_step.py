@@ -59,12 +59,14 @@ class AbstractStep(NamedTuple):
       forward: of params, KV pages, slots and the packed batch; sample: of slots, options, logits, rows and masks.
       sample_plain: of slots, logits and rows: instead of `sample` where no row uses a `Feature`.
       num_layers: of the model; launches of layer i of `forward` stem from ".../layers_{i}/...".
+      weight_bytes: of the model with all of its layers, however few of them are in the programs.
     """
 
     forward: AbstractProgram
     sample: AbstractProgram
     sample_plain: AbstractProgram
     num_layers: int
+    weight_bytes: int
 
 
 def abstract_step(
@@ -137,7 +139,8 @@ def abstract_step(
         may_spill=(),
     )
     sample, plain = _samplers(step_options, slots, wide, rows, config.vocab_size, platform)
-    return AbstractStep(forward, sample, plain, config.num_layers)
+    whole = weight_bytes(params if num_layers is None else _abstract_params(model, engine.dtype))
+    return AbstractStep(forward, sample, plain, config.num_layers, whole)
 
 
 def _samplers(
@@ -156,11 +159,22 @@ def _samplers(
     return sample, sample._replace(function=make_sample_plain(options), args=args, may_spill=())
 
 
+def weight_bytes(params: Any) -> int:
+    """Bytes of a pytree of arrays or of shapes and dtypes."""
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
+
+
+def _abstract_params(model: str | Mapping[str, Any], dtype: str) -> Any:
+    hf = hf_config(model)
+    family = models.get_family(hf.get("model_type", ""))
+    return models.abstract_params(family.module(config=family.config_from_hf(hf), dtype=jax.numpy.dtype(dtype)))
+
+
 def _room(params: Any, memory: int | None) -> int:
     """Bytes for KV pages beside the weights on a device of so much memory, at most POOL_BYTES."""
     if memory is None:
         return POOL_BYTES
-    weights = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
+    weights = weight_bytes(params)
     room = memory * 9 // 10 - weights
     if room < memory // 100:
         raise ConfigError(f"weights of {weights:,} bytes leave no room for KV pages on a device of {memory:,} bytes")

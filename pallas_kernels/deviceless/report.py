@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from pallas_kernels.deviceless.program import Launch, Program
@@ -118,6 +120,25 @@ def render(data: dict[str, Any]) -> str:
     lines += ["", "largest temporaries:"]
     lines += [f"  {b['bytes']:>14,} B  {b['shape']:30} {b['name']}" for b in data["temporaries"][:5]]
     return "\n".join(lines)
+
+
+def table(reports: Sequence[dict[str, Any]]) -> list[str]:
+    """A heading, and a line per report; temporaries are beside the weights of the whole model, `weight_bytes`."""
+    lines = [
+        f"{'model':20} {'device':6} {'step':>12} {'launches':>9} {'outside':>8} {'copied':>10} {'temporaries':>12} "
+        f"{'of weights':>10} {'spills':>7} {'seconds':>8}"
+    ]
+    for data in reports:
+        low, high = data["launches_per_layer_range"]
+        step = f"{data['mixed']} x {data['batch']}" if data["mixed"] else f"{data['batch']}"
+        lines.append(
+            f"{Path(data['model']).name:20} {data['device']:6} {step:>12} "
+            f"{str(low) if low == high else f'{low}-{high}':>9} {data['launches_outside_layers']:>8} "
+            f"{data['copied_bytes']:>8,} B {data['temporary_bytes'] / 1e6:>9.1f} MB "
+            f"{data['temporary_bytes'] / data['weight_bytes']:>10.2%} {len(data['spills']) or 'none':>7} "
+            f"{data['seconds']:>8}"
+        )
+    return lines
 
 
 def _render_sampling(title: str, data: dict[str, Any] | None) -> list[str]:

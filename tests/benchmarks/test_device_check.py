@@ -189,6 +189,7 @@ def test_a_tiny_run_goes_to_the_end(tmp_path: Path) -> None:
     assert [entry["kernel"] for entry in rows["tuned", "tune"]["entries"]] == ["decode", "prefill"]
     decode, engine = rows["model", "decode 2"], rows["model", "engine 2 x 12"]
     assert decode["finite"] and decode["ms"] > 0 and decode["share"] > 0
+    assert decode["ratio"] == pytest.approx(decode["ms"] / decode["predicted_ms"]) and decode["flops"] > 0
     assert engine["output_tokens"] == 8 and engine["compiled"] == 0
     assert (tmp_path / "tuned" / "cpu" / "ragged_paged_attention.json").exists()
     assert len(done.stdout.splitlines()) <= summary.LINES

@@ -193,11 +193,56 @@ def test_the_command_reports_on_a_step(tmp_path, capsys):
 
 
 @needs_compilers
-@pytest.mark.slow
-@pytest.mark.parametrize("name, tokens", [*((name, None) for name in KNOWN), ("gemma-2-9b", 2048), ("qwen3-8b", 512)])
-def test_every_well_known_model(name, tokens):
-    program = compiled("h200", abstract_step(name, rows=64, tokens=tokens, num_layers=4).forward)
+def test_the_command_prints_a_line_for_each_of_several_steps(tmp_path, capsys):
+    path, out = tmp_path / "tiny.json", tmp_path / "report.json"
+    path.write_text(json.dumps(TINY))
+    arguments = ["--device", "h200", "a100", "--model", str(path), "--batch", "4", "--layers", "2", "--json", str(out)]
+    assert __main__.main(arguments) == 0
+    lines, data = capsys.readouterr().out.splitlines(), json.loads(out.read_text())
+    assert len(lines) == 3 and [line.split()[:3] for line in lines[1:]] == [
+        ["tiny.json", "h200", "4"],
+        ["tiny.json", "a100", "4"],
+    ]
+    weights = abstract_step(TINY, rows=4).weight_bytes  # of all four layers
+    assert [report["weight_bytes"] for report in data] == [weights] * 2
+    assert f"{data[0]['temporary_bytes'] / weights:.2%}" in lines[1]
+
+
+def hold_the_limits(name: str, device: str, tokens: int | None) -> None:
+    """Launches, copies and temporaries of six layers, which is what Gemma 3 takes to have a global one.
+
+    A mixed step attends in two launches, and so does a decode step where rows and KV heads alone would not keep a GPU
+    busy: then the keys are split.
+    """
+    layers = min(6, hf_config(name)["num_hidden_layers"])
+    step = abstract_step(name, rows=64, tokens=tokens, num_layers=layers)
+    program = compiled(device, step.forward)
+    most = max(len(layer) for layer in layer_launches(program, layers)[1:])
+    assert most <= (9 if tokens is None and name != "smollm2-135m" else 10), [
+        launch.name for launch in typical_layer(program, layers)
+    ]
     assert not state_copies(program)
+    assert program.temporary_bytes < 0.03 * step.weight_bytes, program.temporaries[:10]
+    assert not program.spills
+
+
+@needs_compilers
+def test_norms_around_everything_cost_no_launch():
+    hold_the_limits("gemma-3-4b", "h200", None)
+
+
+@needs_compilers
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name, device, tokens",
+    [
+        *((name, "h200", None) for name in KNOWN),
+        *((name, "h200", 2048) for name in ("llama-3.1-8b", "qwen3-8b", "gemma-2-9b", "gemma-3-4b", "gemma-3-12b")),
+        *((name, device, None) for name in ("llama-3.1-8b", "gemma-3-4b") for device in ("a100", "b200")),
+    ],
+)
+def test_every_well_known_model_holds_the_limits(name, device, tokens):
+    hold_the_limits(name, device, tokens)
 
 
 @needs_compilers
