@@ -22,6 +22,7 @@ _RANGES = (
     ("block_size", 1, 2**20),
     ("num_kv_blocks", 1, _INT32),
     ("kv_cache_bytes", 1, 2**50),
+    ("max_decode_steps", 1, 1024),
     ("max_logprobs", -1, _INT32),
     ("max_num_queued_requests", 1, _INT32),
     ("tensor_parallel_size", 1, _INT32),
@@ -52,6 +53,9 @@ class EngineConfig:
       attention_implementation: one of the kernels by name; None: the platform's best.
       debug_kernels: each step checks the page ids, lengths and slots that it is given; slow.
       overlap: launch a step before the last one's tokens have reached the host.
+      max_decode_steps: tokens that requests get at once, as one step of the device, where nothing else is to be done;
+        1: none does; None: 8 on a CPU, else 1.
+      max_decode_seconds: how long such a step may take, while who comes waits and no token is sent.
       seed: of the engine: weights with `load_format` "dummy", and requests that bring no seed.
       max_logprobs: largest `logprobs` a request may ask for; -1: the whole vocabulary, which then may be asked for as
         -1, and which makes every request's log-probabilities dearer.
@@ -86,6 +90,8 @@ class EngineConfig:
     attention_implementation: str | None = None
     debug_kernels: bool = False
     overlap: bool = True
+    max_decode_steps: int | None = None
+    max_decode_seconds: float = 0.05
     seed: int = 0
     max_logprobs: int = 20
     logprobs_mode: str = "raw_logprobs"
@@ -122,7 +128,7 @@ class EngineConfig:
             raise ConfigError(f"block_size={self.block_size} must be a power of two")
         if self.strict and not self.warmup:
             raise ConfigError("strict=True needs warmup=True: without warm-up every program compiles while serving")
-        for name, high in (("ageing", 1e9), ("swap_space", 1e6)):
+        for name, high in (("ageing", 1e9), ("swap_space", 1e6), ("max_decode_seconds", 1e6)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 <= value <= high:
                 raise ConfigError(f"{name}={value!r} must be a number from 0 to {high:g}")
@@ -181,6 +187,7 @@ def resolve(
         max_model_len=config.max_model_len or model_max_len,
         max_num_seqs=seqs,
         max_num_batched_tokens=tokens,
+        max_decode_steps=config.max_decode_steps or (8 if platform == "cpu" else 1),
     )
 
 

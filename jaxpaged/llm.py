@@ -29,6 +29,8 @@ from jaxpaged.text.grammar import GrammarCompiler
 Prompt = str | Sequence[int] | np.ndarray | jax.Array
 Message = Mapping[str, Any]
 
+_DECODE_SECONDS = 1.0  # nobody comes or reads along while it runs
+
 
 def generate(
     model: str,
@@ -65,7 +67,7 @@ class LLM:
           use_tqdm: show progress bars while loading and warming up.
           engine_options: fields of `EngineConfig`.
         """
-        config = engine_config(model, **engine_options)
+        config = engine_config(model, **{"max_decode_seconds": _DECODE_SECONDS} | engine_options)
         with ProgressBars(config.compilation_cache_dir, enabled=use_tqdm) as bars:
             self.engine, self.tokenizer = load_engine(config, bars.update)
         self._grammars = GrammarCompiler(self.tokenizer, self.engine.vocab_size, self.engine.eos_token_ids)

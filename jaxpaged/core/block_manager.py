@@ -139,6 +139,14 @@ class BlockManager:
         request.block_ids.append(block)
         return block
 
+    def trim(self, request: Request) -> None:
+        """Takes back the last blocks of a request that its computed tokens do not reach."""
+        table = request.block_ids
+        while len(table) > self.blocks_for(request.num_computed_tokens):
+            block = table.pop()
+            self._refs[block] = 0
+            self._free.push_front(block)
+
     def register(self, request: Request) -> None:
         """Makes the blocks findable that scheduled steps fill with tokens known on the host."""
         if not self.enable_prefix_caching:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from jaxpaged.core.request import Request, Status
 from jaxpaged.core.residency import Residency
 from jaxpaged.core.step import NOT_FINITE, RequestUpdate, Step, StepResult, TokenLogprobs
+from jaxpaged.core.stretch import settle
 
 
 class Intake:
@@ -27,6 +28,8 @@ class Intake:
           An update for each piece of prompt log-probabilities, then one for each vector, then one for each live request
           that got a token.
         """
+        if step.num_steps > 1:
+            settle(step, self._residency.block_manager, result.num_steps)
         updates = self._prompt_logprobs(step, result) if step.prompt_ranges else []
         if step.pooled:
             updates += self._vectors(step, result)

@@ -21,6 +21,7 @@ The rules:
 - The samples of a request after the first wait until its prompt has been computed, and then share its blocks.
 - A request that would outgrow the whole pool ends there, with "length".
 - A request for a vector ends with its prompt: the vector is in flight in place of a token.
+- A step in which everybody decodes may be several, if the next ones are certain to be alike.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from jaxpaged.core.residency import Residency
 from jaxpaged.core.size_limits import check_size, longest_sequence
 from jaxpaged.core.step import RequestUpdate, Step, StepResult
 from jaxpaged.core.step_sizes import StepSizes
+from jaxpaged.core.stretch import stretch
 from jaxpaged.errors import InvalidRequestError, QueueFullError
 
 _ABORTED = Ending("abort")
@@ -181,11 +183,15 @@ class Scheduler:
             self.abort(request_id)
         self._unreported.clear()
 
-    def schedule(self) -> Step | None:
+    def schedule(self, max_steps: int = 1) -> Step | None:
         """The next step, or None when no request can use one before a result in flight arrives.
 
         The caller launches it before it calls anything else here: from now on its writes count as done.
         Requests whose time is over end here; `update` or `drain` gives their updates.
+
+        Args:
+          max_steps: it may be so many steps as one. Such a step has to be updated before the next one is scheduled:
+            how far it went is known only then.
         """
         if self._deadlines:
             for late in self._deadlines.expired():
@@ -203,11 +209,14 @@ class Scheduler:
             return None
         self._residency.host_pool.flush(draft.step)
         roster = self.roster
-        return draft.complete(
+        step = draft.complete(
             logprobs=bool(roster.num_wanting_logprobs),
             masks=bool(roster.num_grammars),
             vectors=bool(roster.num_pooled),
         )
+        if max_steps > 1 and not draft.chunks and self._is_steady(step):
+            stretch(step, self.block_manager, max_steps)
+        return step
 
     def update(self, step: Step, result: StepResult) -> list[RequestUpdate]:
         """Appends a step's new tokens to its requests and ends those that are done.
@@ -338,6 +347,13 @@ class Scheduler:
             more = self._extend(chunk.request, min(left, chunk.request.num_remaining_tokens), draft.step)
             chunk.num_tokens += more
             left -= more
+
+    def _is_steady(self, step: Step) -> bool:
+        """Whether the steps after one of decodes are sure to be like it, until a row ends or somebody comes."""
+        moves = step.admissions or step.copies or step.swap_out or step.swap_in
+        needs_host = step.masked or step.wants_logprobs or step.pooled
+        comes_back = self.waiting and self.waiting[0].num_inflight_tokens
+        return len(step.requests) == len(self.running) and not (moves or needs_host or comes_back)
 
     def _note_admission(self, request: Request) -> None:
         if request.scheduled_time is None:

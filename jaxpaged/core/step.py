@@ -86,6 +86,9 @@ class Step:
     Row r feeds tokens `starts[r] .. starts[r] + num_tokens[r] - 1` of the sequence in slot `slots[r]`.
     If `samples[r]`, these reach the end of what is known or in flight, and the row yields new tokens. The row of a
     request for a vector never does.
+
+    With `num_steps` above 1 all rows have one token, and the device goes on by itself: what a row yields is what it
+    feeds next, one position further each time. It stops early when a row ends; so all rows yield as many tokens.
     """
 
     requests: list[Request] = field(default_factory=list)
@@ -95,7 +98,8 @@ class Step:
     samples: list[bool] = field(default_factory=list)
     admissions: list[Admission] = field(default_factory=list)
     new_blocks: list[tuple[int, int, int]] = field(default_factory=list)  # (slot, index in its table, block id)
-    total_tokens: int = 0
+    num_steps: int = 1
+    total_tokens: int = 0  # of one of them
     num_prompt_tokens: int = 0  # those of `total_tokens` that are part of a prompt
     wants_logprobs: bool = False  # whether a sampling row does
     masked: list[int] = field(default_factory=list)  # sampling rows whose request has a grammar
@@ -137,12 +141,14 @@ class StepResult:
       logprobs: as `token_ids`, where the row's request wants them; None if no row does.
       prompt_logprobs: for each of the step's `prompt_ranges`, a record a position.
       pooled: for each of its `pooled`, the sum of the hidden states there, float32 [D].
+      num_steps: how many of the step's `num_steps` were done, at least 1: as many tokens has each row that samples.
     """
 
     token_ids: list[list[int]]
     logprobs: list[list[TokenLogprobs]] | None = None
     prompt_logprobs: list[list[TokenLogprobs]] = field(default_factory=list)
     pooled: list[np.ndarray] = field(default_factory=list)
+    num_steps: int = 1
 
 
 class RequestUpdate(msgspec.Struct, array_like=True, gc=False):

@@ -1,7 +1,7 @@
 """A `Step` as padded arrays: the only translation from host to device.
 
 `pack` runs on the host and yields one int32 buffer; `unpack` is its inverse inside the jitted step. They share
-one layout: slots | starts | query lengths | sampling rows | new blocks (3 columns) | row and sample counts.
+one layout: slots | starts | query lengths | sampling rows | new blocks (3 columns) | counts of rows, samples and steps.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ class Batch(NamedTuple):
       sample_rows: i32[S], the rows that yield a token, first; then S.
       new_blocks: i32[U, 3], (slot, index, page) to append to block tables; padding has an index out of range.
       num_rows, num_samples: i32[], live rows and rows that sample.
+      num_steps: i32[], how many the step is.
     """
 
     slots: jax.Array
@@ -36,6 +37,7 @@ class Batch(NamedTuple):
     new_blocks: jax.Array
     num_rows: jax.Array
     num_samples: jax.Array
+    num_steps: jax.Array
 
 
 class SampleRows(NamedTuple):
@@ -71,7 +73,7 @@ class TokenLayout(NamedTuple):
 
 def packed_size(bucket: Bucket, block_size: int) -> int:
     """Length of the packed buffer of a bucket."""
-    return 4 * bucket.rows + 3 * bucket.max_new_blocks(block_size) + 2
+    return 4 * bucket.rows + 3 * bucket.max_new_blocks(block_size) + 3
 
 
 def pack(step: Step, bucket: Bucket, *, scratch_slot: int, block_size: int) -> np.ndarray:
@@ -86,20 +88,20 @@ def pack(step: Step, bucket: Bucket, *, scratch_slot: int, block_size: int) -> n
     sample_rows = np.flatnonzero(step.samples)
     head[3, : len(sample_rows)] = sample_rows
     head[3, len(sample_rows) :] = padded
-    blocks = buffer[4 * padded : -2].reshape(-1, 3)
+    blocks = buffer[4 * padded : -3].reshape(-1, 3)
     assert num_blocks <= len(blocks), (num_blocks, bucket)
     if num_blocks:
         blocks[:num_blocks] = step.new_blocks
     blocks[num_blocks:, 1] = np.iinfo(np.int32).max
-    buffer[-2:] = rows, len(sample_rows)
+    buffer[-3:] = rows, len(sample_rows), step.num_steps
     return buffer
 
 
 def unpack(packed: jax.Array, bucket: Bucket) -> Batch:
     """The inverse of `pack`, on the device."""
     head = packed[: 4 * bucket.rows].reshape(4, bucket.rows)
-    blocks = packed[4 * bucket.rows : -2].reshape(-1, 3)
-    return Batch(head[0], head[1], head[2], head[3], blocks, packed[-2], packed[-1])
+    blocks = packed[4 * bucket.rows : -3].reshape(-1, 3)
+    return Batch(head[0], head[1], head[2], head[3], blocks, packed[-3], packed[-2], packed[-1])
 
 
 def append_blocks(slots: Slots, batch: Batch) -> Slots:

@@ -21,6 +21,7 @@ from jaxpaged.device import batch, kv_cache
 from jaxpaged.device.block_store import BlockStore
 from jaxpaged.device.buckets import Bucket, BucketTable
 from jaxpaged.device.compilation import compilations
+from jaxpaged.device.decode_program import Decoded, decode_arguments, lower_decode
 from jaxpaged.device.hidden_rows import HiddenRows
 from jaxpaged.device.logprobs import Logprobs
 from jaxpaged.device.options import admit_options, empty_options, mask_words, options_size, pack_options
@@ -56,7 +57,8 @@ class Launched:
       sampled: these and what else is known of them; None if no row uses a `Feature`.
       prompt_scores: of the step's prompt ranges.
       pooled: sums of the hidden states of its `pooled` ranges; None if it has none.
-      num_padding_tokens: how many its program computes beside the step's.
+      num_padding_tokens: how many its program computes beside the step's, each time.
+      decoded: how far a step of several went, and what it yielded before `tokens`; None of others.
     """
 
     step: Step
@@ -66,6 +68,7 @@ class Launched:
     prompt_scores: list[Logprobs] = field(default_factory=list)
     pooled: jax.Array | None = None
     num_padding_tokens: int = 0
+    decoded: Decoded | None = None
 
 
 class Runner:
@@ -77,7 +80,8 @@ class Runner:
       params: the model's weights, a pytree; may be replaced by one of the same shapes and dtypes.
       kv_pages: the page pool.
       slots, options: what the device keeps of running requests.
-      programs: the compiled forward pass of each bucket.
+      programs: the compiled forward pass of each bucket; of those below as well where one step has its own.
+      decode_programs: of decode buckets, what does several steps.
       samplers: those of sampling.
       recompilations: compilations by `launch` and `sample` since warm-up; stays 0.
     """
@@ -106,6 +110,7 @@ class Runner:
         self.slots = empty_slots(config.max_num_seqs, config.max_model_len, self._max_pages)
         self.options = empty_options(config.max_num_seqs, self._vocab_rows, config.logits_processors)
         self.programs: dict[Bucket, jax.stages.Compiled] = {}
+        self.decode_programs: dict[Bucket, jax.stages.Compiled] = {}
         self.samplers = Samplers(self.step_options, self.slots, self.options, self._vocab_rows)
         self._admissions: dict[str, jax.stages.Compiled] = {}
         self.recompilations = 0
@@ -138,7 +143,7 @@ class Runner:
     @property
     def num_programs(self) -> int:
         """Compiled programs of all kinds."""
-        of_steps = len(self.programs) + self.samplers.num_programs + len(self._admissions)
+        of_steps = len(self.programs) + len(self.decode_programs) + self.samplers.num_programs + len(self._admissions)
         parts = (self._blocks, self._hidden_rows, self._prompts, self._pooling)
         return of_steps + sum(part.num_programs for part in parts)
 
@@ -146,7 +151,7 @@ class Runner:
     def warm_programs(self) -> dict[str, list[int]]:
         """Which programs are compiled: kind -> sizes, smallest first."""
         return {
-            "decoding, by requests": sorted(bucket.rows for bucket in self.programs if bucket.decode_only),
+            "decoding, by requests": sorted({b.rows for b in (*self.programs, *self.decode_programs) if b.decode_only}),
             "forward, by tokens": sorted(bucket.tokens for bucket in self.programs if not bucket.decode_only),
             "sampling, by rows": self.samplers.sizes,
             "prompt logprobs, by tokens": self._hidden_rows.sizes if self._prompts.num_programs else [],
@@ -178,7 +183,10 @@ class Runner:
     def warm_up(self, progress: Progress | None = None) -> None:
         """Compiles every program and runs each once on padding."""
         buckets = self.buckets.all
-        needed: list[Callable[[], Any]] = [lambda bucket=bucket: self._program(bucket) for bucket in reversed(buckets)]
+        needed: list[Callable[[], Any]] = [
+            lambda bucket=bucket: self._program(bucket) for bucket in reversed(buckets) if not self._loops(bucket, 1)
+        ]
+        needed += [lambda b=b: self._decode_program(b) for b in reversed(self.buckets.decode) if self._loops(b, 2)]
         needed += self.samplers.programs(self.buckets.sample_rows)
         needed += [
             self._admit_program,
@@ -198,6 +206,8 @@ class Runner:
                     progress(done, len(needed))
         for future in pending:
             future.result()
+        for bucket in self.decode_programs:
+            self._forward(Step(num_steps=2), bucket)
         for bucket in buckets:
             plain = self._forward(Step(), bucket)
             full = dataclasses.replace(plain)
@@ -252,14 +262,18 @@ class Runner:
         """Waits for a step and returns its tokens."""
         step, sampled = launched.step, launched.sampled
         assert launched.tokens is not None, "a step with masked rows was not sampled"
-        tokens = iter(np.asarray(launched.tokens).tolist())
-        token_ids = [[next(tokens)] if samples else [] for samples in step.samples]
+        tokens, num_steps = np.asarray(launched.tokens)[None], 1
+        if launched.decoded is not None:
+            num_steps = int(np.asarray(launched.decoded.num_steps))
+            tokens = np.concatenate([np.asarray(launched.decoded.tokens)[: num_steps - 1], tokens])
+        rows = iter(tokens.T.tolist())
+        token_ids = [next(rows) if samples else [] for samples in step.samples]
         logprobs = None
         if step.wants_logprobs:
             assert sampled is not None, "a row that wants them uses a feature"
             logprobs = sampled_logprobs(step, sampled, self.step_options.vocab_size)
         scores = self._prompts.collect(step, launched.prompt_scores)
-        return StepResult(token_ids, logprobs, scores, self._pooling.collect(step, launched.pooled))
+        return StepResult(token_ids, logprobs, scores, self._pooling.collect(step, launched.pooled), num_steps)
 
     def _take_in(self, admission: Admission) -> None:
         """Tells the device about a request that takes a slot."""
@@ -272,9 +286,14 @@ class Runner:
 
     def _forward(self, step: Step, bucket: Bucket) -> Launched:
         packed = batch.pack(step, bucket, scratch_slot=len(self.slots.history) - 1, block_size=self.config.block_size)
-        program = self._program(bucket)
-        self.kv_pages, self.slots, forwarded = program(self.params, self.kv_pages, self.slots, packed)
+        state, decoded = (self.params, self.kv_pages, self.slots), None
+        if self._loops(bucket, step.num_steps):
+            self.kv_pages, self.slots, forwarded, decoded = self._decode_program(bucket)(*state, self.options, packed)
+        else:
+            self.kv_pages, self.slots, forwarded = self._program(bucket)(*state, packed)
         launched = Launched(step, forwarded, num_padding_tokens=bucket.tokens - step.total_tokens)
+        if step.num_steps > 1:
+            launched.decoded = decoded
         if step.prompt_ranges:
             launched.prompt_scores = self._prompts.launch(self.params, forwarded.hidden, step)
         if step.pooled:
@@ -288,7 +307,7 @@ class Runner:
         self.slots, launched.tokens, launched.sampled = self.samplers.sample(
             self.slots, self.options, step.slots, forwarded, masks
         )
-        launched.tokens.copy_to_host_async()
+        jax.tree.map(lambda x: x.copy_to_host_async(), (launched.tokens, launched.decoded))
         if step.wants_logprobs:
             jax.tree.map(lambda x: x.copy_to_host_async(), launched.sampled)
 
@@ -305,6 +324,19 @@ class Runner:
         if bucket not in self.programs:
             self.programs[bucket] = self._compile_forward(bucket, abstract(self.kv_pages))
         return self.programs[bucket]
+
+    def _loops(self, bucket: Bucket, num_steps: int) -> bool:
+        """Whether so many steps take the bucket's loop. A GPU makes the host wait for each turn: one step has none."""
+        return bucket.decode_only and (self.config.max_decode_steps or 1) > 1 and (num_steps > 1 or _on_cpu())
+
+    def _decode_program(self, bucket: Bucket) -> jax.stages.Compiled:
+        if bucket not in self.decode_programs:
+            state = self.params, abstract(self.kv_pages), self.slots, self.options
+            arguments = decode_arguments(*state, bucket, self.config.block_size)
+            sizes = self.buckets.num_logits(bucket), self.config.max_decode_steps or 1
+            lowered = lower_decode(self.module, self.step_options, bucket, *sizes, arguments)
+            self.decode_programs[bucket] = compile_step(lowered, compiler_options(jax.default_backend()))
+        return self.decode_programs[bucket]
 
     def _compile_forward(self, bucket: Bucket, kv_pages: jax.ShapeDtypeStruct) -> jax.stages.Compiled:
         arguments = forward_arguments(self.params, kv_pages, self.slots, bucket, self.config.block_size)

@@ -24,7 +24,7 @@ from jaxpaged.device.nucleus import Limits, kept, needed_mass
 from jaxpaged.device.options import Options
 from jaxpaged.device.penalties import penalize
 from jaxpaged.device.rows import over_rows
-from jaxpaged.device.slots import NO_TOKEN, Feature, Slots
+from jaxpaged.device.slots import NO_FEATURE, NO_TOKEN, Feature, Slots
 
 _ADJUSTS = (
     Feature.ALLOWED_IDS
@@ -68,6 +68,7 @@ def sample(
     vocab_size: int,
     max_logprobs: int,
     processors: Sequence[LogitsProcessor] = (),
+    without: Feature = NO_FEATURE,
 ) -> Sampled:
     """Samples a token per row.
 
@@ -81,10 +82,11 @@ def sample(
       vocab_size: tokens that may be produced; ids from there on are padding of the matrix.
       max_logprobs: columns of the top log-probabilities.
       processors: those that rows may ask for.
+      without: what no row uses for certain; the program is the smaller for it.
     """
     features = slots.column("features", rows)
     used = jnp.bitwise_or.reduce(features)
-    sampler = _Sampler(slots, options, vocab_size, max_logprobs, tuple(processors))
+    sampler = _Sampler(slots, options, vocab_size, max_logprobs, tuple(processors), without)
 
     applies = jnp.where((features & Feature.PROCESSORS != 0)[:, None], options.applies[rows], 0)
     own = _Branches(features, positions, applies)
@@ -116,6 +118,7 @@ class _Sampler:
     vocab_size: int
     max_logprobs: int
     processors: tuple[LogitsProcessor, ...]
+    without: Feature
 
     def sample_row(
         self, logits: jax.Array, slot: jax.Array, position: jax.Array, mask: jax.Array, branches: _Branches
@@ -145,6 +148,8 @@ class _Sampler:
             lambda: best,
         )
         token = jnp.where(jnp.isfinite(peak), token, failure)
+        if Feature.LOGPROBS in self.without:
+            return token, no_logprobs(self.max_logprobs)
 
         def logprobs() -> Logprobs:
             return self._logprobs(self._source(raw, logits, peak, slot, token, branches), token, slot, branches)
@@ -170,6 +175,8 @@ class _Sampler:
             Feature.PROCESSORS: lambda x: self._process(x, slot, position, branches),
         }
         for feature, change in changes.items():
+            if feature in self.without:
+                continue
             with jax.named_scope(str(feature.name).lower()):
                 logits = jax.lax.cond(
                     branches.features & feature != 0,

@@ -43,6 +43,13 @@ class Feature(enum.IntFlag):
     LOGPROB_IDS = enum.auto()  # of given tokens
 
 
+NO_FEATURE = Feature(0)
+NEEDS_HOST = (
+    Feature.GRAMMAR | Feature.LOGPROBS | Feature.TOP_LOGPROBS | Feature.PROCESSED_LOGPROBS | Feature.LOGPROB_IDS
+)
+"""What a step cannot do alone: the host has to be asked before it, or told of it."""
+
+
 def features(request: Request, logprobs_mode: str = "raw_logprobs") -> Feature:
     """What a request uses.
 

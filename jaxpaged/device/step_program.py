@@ -2,7 +2,8 @@
 
 They are two, so that the host can fill in grammar masks, which depend on the tokens of the step before, while the
 forward pass runs. Every bucket is a compilation of `forward`, every number of rows one of `sample`, and one of
-`sample_plain`, for the most likely tokens only.
+`sample_plain`, for the most likely tokens only. `decode_program` has a `forward` that goes on
+for several steps.
 """
 
 from __future__ import annotations
@@ -118,12 +119,17 @@ def lower_forward(
     module: Decoder, options: StepOptions, bucket: Bucket, num_logits: int, arguments: tuple[Any, ...]
 ) -> jax.stages.Lowered:
     """`make_forward`, ready to be compiled for this device: its pool lies as `kv_cache.pages_format` says."""
+    return lower_in_place(make_forward(module, options, bucket, num_logits), arguments, num_results=3)
+
+
+def lower_in_place(function: Callable[..., Any], arguments: tuple[Any, ...], *, num_results: int) -> jax.stages.Lowered:
+    """A function of params, KV pages, slots and more that updates pages and slots, its first results, in place."""
     order = pages_format()
     orders: dict[str, Any] = {}
     if order is not None:
-        orders = {"in_shardings": (None, order, None, None), "out_shardings": (order, None, None)}
-    forward = make_forward(module, options, bucket, num_logits)
-    return jax.jit(forward, donate_argnums=FORWARD_DONATED, **orders).lower(*arguments)
+        others = [None] * (len(arguments) - 2)
+        orders = {"in_shardings": (None, order, *others), "out_shardings": (order, *[None] * (num_results - 1))}
+    return jax.jit(function, donate_argnums=FORWARD_DONATED, **orders).lower(*arguments)
 
 
 def compile_step(lowered: jax.stages.Lowered, options: dict[str, str | bool]) -> jax.stages.Compiled:
@@ -153,9 +159,23 @@ def make_forward(module: Decoder, options: StepOptions, bucket: Bucket, num_logi
       num_logits: R, at least the bucket's rows; the others are padding.
     """
 
+    compute = make_compute(module, options, bucket, num_logits)
+
     def forward(params: dict, kv_pages: jax.Array, slots: Slots, packed: jax.Array):
         batch = batches.unpack(packed, bucket)
         slots = batches.append_blocks(slots, batch)
+        kv_pages, forwarded = compute(params, kv_pages, slots, batch)
+        return kv_pages, slots, forwarded
+
+    return forward
+
+
+def make_compute(
+    module: Decoder, options: StepOptions, bucket: Bucket, num_logits: int
+) -> Callable[[dict, jax.Array, Slots, Batch], tuple[jax.Array, Forwarded]]:
+    """The forward pass of rows whose blocks are in their tables."""
+
+    def compute(params: dict, kv_pages: jax.Array, slots: Slots, batch: Batch):
         with jax.named_scope("lay_out"):
             layout = batches.lay_out(slots, batch, bucket, options.page_size)
         context = PagedContext(
@@ -176,9 +196,9 @@ def make_forward(module: Decoder, options: StepOptions, bucket: Bucket, num_logi
         )
         last = hidden.at[layout.query_start_loc[batch.sample_rows + 1] - 1].get(mode="clip")
         logits = _head(module, options, bucket, num_logits, params, last, batch)
-        return context.kv_pages, slots, Forwarded(logits, batches.rows_to_sample(slots, batch, num_logits), hidden)
+        return context.kv_pages, Forwarded(logits, batches.rows_to_sample(slots, batch, num_logits), hidden)
 
-    return forward
+    return compute
 
 
 def make_sample(options: StepOptions) -> Sample:

@@ -22,6 +22,7 @@ from jaxpaged.device.runner import Launched, Runner
 from jaxpaged.engine.checks import checked_request
 from jaxpaged.engine.engine_facts import EngineFacts
 from jaxpaged.engine.interrupts import interrupts_held
+from jaxpaged.engine.pace import Pace
 from jaxpaged.engine.stats import EngineStats
 from jaxpaged.engine.step_meter import StepMeter
 from jaxpaged.errors import CheckpointError
@@ -52,6 +53,7 @@ class Engine:
         self._in_flight: Launched | None = None
         self._seeds = random.Random(config.seed)
         self._meter, self._profiler = StepMeter(), Profiler()
+        self._pace = Pace(config.max_decode_steps or 1, config.max_decode_seconds)
 
     @property
     def has_work(self) -> bool:
@@ -231,6 +233,11 @@ class Engine:
             raise
 
     def _step(self) -> list[RequestUpdate]:
+        ahead = self._in_flight
+        if ahead is not None and ahead.step.num_steps > 1:  # where its rows go on is known only then
+            self._in_flight = None
+            self._meter.start()
+            return self._collect(ahead)
         launched = self._launch()
         if not self.config.overlap:
             return [*self._sample_masked(launched), *self._collect(launched)]
@@ -243,14 +250,14 @@ class Engine:
         """Schedules and starts a step, if there is anything to compute."""
         meter = self._meter
         meter.start()
-        scheduled = self.scheduler.schedule()
+        scheduled = self.scheduler.schedule(self._pace.num_steps)
         meter.lap("schedule")
         if scheduled is None:
             if left_over := self.scheduler.take_dropped():
                 self.runner.drop(left_over)
             return None
         launched = self.runner.launch(scheduled)
-        meter.launched(scheduled, launched.num_padding_tokens)
+        meter.launched(scheduled)
         meter.lap("launch")
         return launched
 
@@ -259,8 +266,9 @@ class Engine:
             return self.scheduler.drain()
         result = self.runner.collect(launched)
         self._meter.lap("collect")
+        self._pace.collected(launched.step, result)
         updates = self.scheduler.update(launched.step, result)
-        self._meter.collected(result)
+        self._meter.collected(result, launched.num_padding_tokens)
         self._meter.lap("update")
         return updates
 

@@ -79,7 +79,7 @@ class LiveRequest:
             tokens.num_cached_tokens += self._num_cached_tokens
         if num_new:
             if sample.last_token_time is not None:
-                tokens.inter_token_seconds.append(step_time - sample.last_token_time)
+                tokens.inter_token_seconds += [(step_time - sample.last_token_time) / num_new] * num_new
             elif metrics.first_token_time is None:
                 metrics.first_token_time = step_time
                 tokens.first_token_seconds.append(now - metrics.arrival_time)

@@ -71,7 +71,8 @@ class StepTokens:
       num_cached_tokens: of these, tokens found in the prefix cache.
       num_generated_tokens: new tokens of all requests.
       first_token_seconds: of each request that got its first one, the time since its arrival.
-      inter_token_seconds: of each other sample that got tokens, the time since it last did.
+      inter_token_seconds: of each other token, the time since the sample's last one; of several that came at once, an
+        equal share of it.
     """
 
     num_prompt_tokens: int = 0

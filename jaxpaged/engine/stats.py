@@ -17,7 +17,7 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True, gc=False):
         found as a prefix; and all.
       num_programs: compiled programs.
       num_compilations: compilations since warm-up; stays 0.
-      num_steps: steps launched, ever.
+      num_steps: steps launched, ever; of several that are one, those that were done count when they are.
       num_prompt_tokens: prompt tokens computed, ever; those of a preempted request count again.
       num_generated_tokens: tokens sampled, ever.
       num_padding_tokens: tokens that steps were padded with, ever.

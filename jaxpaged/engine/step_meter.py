@@ -33,12 +33,17 @@ class StepMeter:
         self.seconds[stage] += now - self._since
         self._since = now
 
-    def launched(self, step: Step, num_padding_tokens: int) -> None:
+    def launched(self, step: Step) -> None:
         """Counts a step that has been started."""
         self.num_steps += 1
         self.num_prompt_tokens += step.num_prompt_tokens
-        self.num_padding_tokens += num_padding_tokens
 
-    def collected(self, result: StepResult) -> None:
-        """Counts what came of a step."""
+    def collected(self, result: StepResult, num_padding_tokens: int) -> None:
+        """Counts what came of a step, or of several that were one.
+
+        Args:
+          num_padding_tokens: of each.
+        """
+        self.num_steps += result.num_steps - 1
+        self.num_padding_tokens += num_padding_tokens * result.num_steps
         self.num_generated_tokens += sum(map(len, result.token_ids))

@@ -179,7 +179,7 @@ REFUSED = (
     ("blocks are named by SHA-256", "--prefix-caching-hash-algo="),
     ("prompts are always computed in chunks: see --max-num-batched-tokens", "--no-enable-chunked-prefill"),
     ("see --max-num-batched-tokens", "--long-prefill-token-threshold="),
-    ("a step gives each request one token; --overlap hides the host's work", "--num-scheduler-steps="),
+    ("use --max-decode-steps", "--num-scheduler-steps="),
     ("use --no-overlap", "--no-async-scheduling"),
     ("jaxpaged.generate() takes a scheduling_key", "--scheduler-cls="),
     ("see --max-num-seqs and --max-num-queued-requests", "--max-num-active-seqs= --max-num-queued-tokens="),

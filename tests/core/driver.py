@@ -24,6 +24,7 @@ class Driver:
     Args:
       overlap: 1 updates a step after the next one was scheduled, 0 at once.
       burst: rows bring several tokens where that is allowed.
+      max_steps: how many steps may be one.
       scheduler_options: as `Scheduler`'s.
     """
 
@@ -40,6 +41,7 @@ class Driver:
         vocab_size: int = 1000,
         sample: Sampler | None = None,
         burst: bool = False,
+        max_steps: int = 1,
         scheduler_options: dict | None = None,
         **manager_options,
     ):
@@ -63,7 +65,7 @@ class Driver:
             num_host_blocks=self.scheduler._residency.host_pool.num_blocks,
             burst=burst and not overlap,
         )
-        self.overlap, self.max_model_len = overlap, max_model_len
+        self.overlap, self.max_model_len, self.max_steps = overlap, max_model_len, max_steps
         self.pending: deque[tuple[Step, StepResult]] = deque()
         self.requests: dict[str, Request] = {}  # every sample, by `key_of`
         self.grammars: dict[str, Grammar] = {}  # in their first state
@@ -127,7 +129,8 @@ class Driver:
         before = {request: request.num_inflight_tokens for request in live}
         # What ends by itself leaves nothing to schedule, but an update.
         idle = self.scheduler.num_waiting + self.scheduler.num_running and not self.pending
-        step = self.last_step = self.scheduler.schedule()
+        open_ended = any(step.num_steps > 1 for step, _ in self.pending)  # where it leads to is not known yet
+        step = self.last_step = None if open_ended else self.scheduler.schedule(self.max_steps)
         self.scheduler.check_invariants()
         live = self.scheduler.num_waiting + self.scheduler.num_running
         assert step or not (idle and live), "there is work, nothing is in flight, and nothing was scheduled"
@@ -243,8 +246,8 @@ class Driver:
             assert request.slot == slot and request.status is Status.RUNNING
             ends = start + n == request.num_tokens + inflight[request]
             assert samples == (ends and request.pooling is None)
-            assert request.num_inflight_tokens == inflight[request] + ends
-            assert start + n < request.max_total_tokens, "fed its last token"
+            assert request.num_inflight_tokens == inflight[request] + ends * step.num_steps
+            assert start + n + step.num_steps - 1 < request.max_total_tokens, "feeds its last token"
             assert (row in step.masked) == (samples and request.grammar is not None)
         for admission in step.admissions:
             assert admission.request in step.requests
@@ -254,5 +257,5 @@ class Driver:
         """A block that is not full is nobody else's: its holder will write there."""
         size = self.manager.block_size
         for request, start, n in zip(step.requests, step.starts, step.num_tokens, strict=True):
-            if (start + n) % size:
+            if (start + n + step.num_steps - 1) % size:
                 assert self.manager._refs[request.block_ids[-1]] == 1, "will write to a shared block"

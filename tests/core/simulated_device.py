@@ -57,6 +57,10 @@ def hidden_state(prefix: int) -> np.ndarray:
     return np.array([(prefix >> shift) % 1021 for shift in (0, 16, 32)], np.float32)
 
 
+def _ends(request: Request, token: int) -> bool:
+    return token in request.eos_token_ids or token in request.stop_token_ids
+
+
 class Slot:
     """What the device knows of a running request.
 
@@ -124,6 +128,8 @@ class SimulatedDevice:
           allowed: of each masked row, the tokens that its grammar allows.
         """
         assert set(allowed) == set(step.masked)
+        if step.num_steps > 1:
+            return self._go_on(step)
         result = StepResult([], [] if step.wants_logprobs else None)
         for row, (slot, start, n, samples) in enumerate(
             zip(step.slots, step.starts, step.num_tokens, step.samples, strict=True)
@@ -143,6 +149,28 @@ class SimulatedDevice:
         """A whole step without masked rows."""
         self.launch(step)
         return self.sample_rows(step, {})
+
+    def _go_on(self, step: Step) -> StepResult:
+        """Several steps, until a row ends."""
+        assert set(step.num_tokens) == {1} and all(step.samples), "other rows than decodes"
+        assert not (step.masked or step.wants_logprobs or step.prompt_ranges or step.pooled), "the host is needed"
+        rows = [self._slot(slot) for slot in step.slots]
+        result = StepResult([[] for _ in rows])
+        for done in range(step.num_steps):
+            if done:
+                for row, start in zip(rows, step.starts, strict=True):
+                    self._write(row, start + done, 1)
+                for row, start in zip(rows, step.starts, strict=True):
+                    self._read(row, start + done + 1)
+            for row, tokens in zip(rows, result.token_ids, strict=True):
+                tokens += self._sample(row, None, burst=False)[0]
+            result.num_steps = done + 1
+            if any(_ends(row.request, tokens[-1]) for row, tokens in zip(rows, result.token_ids, strict=True)):
+                break
+        for row in rows:  # the host will name these blocks again
+            assert row.prefixes
+            del row.table[-(-len(row.prefixes) // self.block_size) :]
+        return result
 
     def drop(self, keys: list[int]) -> None:
         for key in keys:
@@ -179,12 +207,14 @@ class SimulatedDevice:
         held = [value for block in slot.table for value in self.pages[block]][:length]
         assert held == slot.prefixes, "a row reads what is not its own"
 
-    def _sample(self, slot: Slot, allowed: list[int] | None) -> tuple[list[int], list[TokenLogprobs]]:
+    def _sample(
+        self, slot: Slot, allowed: list[int] | None, *, burst: bool = True
+    ) -> tuple[list[int], list[TokenLogprobs]]:
         assert slot.prefixes
         request, prefix = slot.request, slot.prefixes[-1]
         tokens: list[int] = []
         records: list[TokenLogprobs] = []
-        count = 1 + (prefix >> 40) % 3 if self.burst and request.is_plain else 1
+        count = 1 + (prefix >> 40) % 3 if burst and self.burst and request.is_plain else 1
         for _ in range(count):
             draw = drawn(prefix, request.index)
             if (k := request.params.num_logprobs) is not None:

@@ -45,6 +45,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         search_limit=st.sampled_from([1, 2, 1024]),
         hash_name=st.sampled_from(["sha256", "sha256", "sha256", *HASHES]),
         burst=st.booleans(),
+        max_steps=st.sampled_from([1, 2, 3, 8]),
         key=st.sampled_from(list(KEYS)),
         num_host_blocks=st.sampled_from([0, 0, 2, 5, 100]),
         max_num_queued_requests=st.sampled_from([None, None, 6]),

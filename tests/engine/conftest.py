@@ -52,6 +52,8 @@ def tiny_config() -> EngineConfig:
         max_num_seqs=8,
         max_num_batched_tokens=64,
         num_kv_blocks=POOL,
+        max_decode_steps=8,
+        max_decode_seconds=1e6,
         max_logprobs=8,
         swap_space=0.001,
         logits_processors=(SHIFT,),
@@ -79,6 +81,7 @@ def make_engine(runner, tiny_config) -> MakeEngine:
         tokens: int = 64,
         seqs: int = 8,
         overlap: bool = True,
+        max_steps: int = 8,
         caching: bool = True,
         eos: Sequence[int] = (),
         poison: bool = False,
@@ -98,7 +101,7 @@ def make_engine(runner, tiny_config) -> MakeEngine:
             step_sizes=StepSizes([bucket.tokens for bucket in buckets.mixed]),
             **(scheduling or {}),
         )
-        config = dataclasses.replace(tiny_config, overlap=overlap, num_kv_blocks=blocks)
+        config = dataclasses.replace(tiny_config, overlap=overlap, max_decode_steps=max_steps, num_kv_blocks=blocks)
         return Engine(scheduler, runner, config, vocab_size=VOCAB, eos_token_ids=eos)
 
     return make
@@ -109,7 +112,7 @@ def solo(make_engine) -> Callable[..., Answer]:
     """A request alone on a fresh engine with no prefix cache: the right answer."""
 
     def run_alone(token_ids, params=GREEDY, **options) -> Answer:
-        return run(make_engine(caching=False, overlap=False, **options), [token_ids], params)[0]
+        return run(make_engine(caching=False, overlap=False, max_steps=1, **options), [token_ids], params)[0]
 
     return run_alone
 
@@ -125,6 +128,7 @@ def make_setting(make_engine) -> Callable[[Setting], Engine]:
             tokens=setting.tokens,
             seqs=setting.seqs,
             overlap=setting.overlap,
+            max_steps=setting.max_steps,
             caching=setting.caching,
             eos=EOS,
             poison=True,
@@ -147,7 +151,8 @@ def solo_job(make_engine, _answers_alone) -> Callable[[Job], Answers]:
     def run_alone(job: Job) -> Answers:
         job = dataclasses.replace(job, arrival=0, abort=None)
         if (key := repr(job)) not in _answers_alone:
-            _answers_alone[key] = play(make_engine(caching=False, overlap=False, eos=EOS, poison=True), (job,))
+            engine = make_engine(caching=False, overlap=False, max_steps=1, eos=EOS, poison=True)
+            _answers_alone[key] = play(engine, (job,))
         return _answers_alone[key]
 
     return run_alone

@@ -1,4 +1,4 @@
-"""B10: a runner that yields several tokens a row and step. Requests end where they would with one."""
+"""B10: a runner that yields several tokens a row and step, or does several steps as one. Requests end as with one."""
 
 from __future__ import annotations
 
@@ -44,21 +44,25 @@ class ScriptedRunner:
 
     def collect(self, launched: _Launched) -> StepResult:
         step = launched.step
+        count = step.num_steps if step.num_steps > 1 else self.tokens_per_step
         rows = [
-            self._next(request) if samples else [] for request, samples in zip(step.requests, step.samples, strict=True)
+            self._next(request, count) if samples else []
+            for request, samples in zip(step.requests, step.samples, strict=True)
         ]
         records = [[TokenLogprobs(t, -t / 100, 1, [t, 5], [-t / 100, -9.0]) for t in row] for row in rows]
-        return StepResult(rows, records if step.wants_logprobs else None)
+        return StepResult(rows, records if step.wants_logprobs else None, num_steps=step.num_steps)
 
-    def _next(self, request) -> list[int]:
+    def _next(self, request, count: int) -> list[int]:
         done = request.num_output_tokens
-        return [self.script[i % len(self.script)] for i in range(done, done + self.tokens_per_step)]
+        return [self.script[i % len(self.script)] for i in range(done, done + count)]
 
 
-def generate(script, tokens_per_step, params, *, blocks=32, requests=1) -> list[RequestOutput]:
+def generate(
+    script, tokens_per_step, params, *, blocks=32, requests=1, max_steps=1, overlap=False
+) -> list[RequestOutput]:
     """The last output of each of a few equal requests."""
     scheduler = Scheduler(BlockManager(blocks, 4), max_num_seqs=4, max_num_batched_tokens=32, max_model_len=100)
-    config = EngineConfig(overlap=False, max_model_len=100)
+    config = EngineConfig(overlap=overlap, max_model_len=100, max_decode_steps=max_steps, max_decode_seconds=1e6)
     runner = ScriptedRunner(script, tokens_per_step)
     engine = Engine(scheduler, runner, config, vocab_size=TOKENIZER.vocab_size, eos_token_ids=[EOS])
     processor, last = OutputProcessor(TOKENIZER), {}
@@ -102,6 +106,19 @@ def test_it_ends_at_the_same_token(case, tokens_per_step):
     assert output.metrics.num_output_tokens == len(expected.token_ids)
     if params.logprobs is not None:
         assert len(output.logprobs) == len(output.token_ids)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("max_steps", [2, 4])
+@pytest.mark.parametrize("case", CASES)
+def test_so_it_does_where_several_steps_are_one(case, max_steps, overlap):
+    """Though this device does not stop early."""
+    script, options = CASES[case]
+    params = SamplingParams(temperature=0, **{**options, "logprobs": None})
+    expected = generate(script, 1, params, requests=3)
+    outputs = generate(script, 1, params, requests=3, max_steps=max_steps, overlap=overlap)
+    assert [output.outputs for output in outputs] == [output.outputs for output in expected]
+    assert [o.metrics.num_output_tokens for o in outputs] == [o.metrics.num_output_tokens for o in expected]
 
 
 @pytest.mark.parametrize("tokens_per_step", [2, 5])

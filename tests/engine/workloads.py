@@ -106,6 +106,7 @@ class Setting:
     tokens: int = 64
     seqs: int = 8
     overlap: bool = True
+    max_steps: int = 1
     caching: bool = True
     swap_blocks: int = 0
     policy: str = "fcfs"
@@ -351,6 +352,7 @@ def draw_workload(seed: int, features: tuple[str, ...]) -> Workload:
         tokens=draw.pick(8, 16, 40, 64),
         seqs=draw.pick(8, 8, 3),
         overlap=draw.chance(0.7),
+        max_steps=draw.pick(1, 2, 3, 8),
         caching=draw.chance(0.7),
         swap_blocks=draw.pick(0, 0, 6, 100),
         policy=draw.pick("fcfs", "priority", "spf"),

@@ -1,0 +1,45 @@
+"""How many decode steps may be one, so that nobody waits too long for what comes of them."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+
+from jaxpaged.core.step import Step, StepResult
+
+_WINDOW = 5  # of how many steps the median counts
+
+
+class Pace:
+    """Follows how long decode steps take, from one result to the next.
+
+    Rows come with a step of another kind, and what was measured before it says nothing about those after it: so the
+    first decode step that follows is always one.
+
+    Args:
+      max_steps: never more than so many.
+      max_seconds: they take no longer together, by the median of the last ones; but one step is always granted.
+    """
+
+    def __init__(self, max_steps: int, max_seconds: float, clock: Callable[[], float] = time.perf_counter):
+        self._max_steps, self._max_seconds, self._clock = max_steps, max_seconds, clock
+        self._seconds: deque[float] = deque(maxlen=_WINDOW)  # of one step each
+        self._since = clock()
+
+    @property
+    def num_steps(self) -> int:
+        """How many the next step may be."""
+        if self._max_steps == 1 or not self._seconds:
+            return 1
+        seconds = sorted(self._seconds)[len(self._seconds) // 2]
+        return max(1, int(min(self._max_steps, self._max_seconds / max(seconds, 1e-9))))
+
+    def collected(self, step: Step, result: StepResult) -> None:
+        """A step's result is there."""
+        now = self._clock()
+        if step.total_tokens == len(step.requests) and not step.admissions:
+            self._seconds.append((now - self._since) / result.num_steps)
+        else:
+            self._seconds.clear()
+        self._since = now

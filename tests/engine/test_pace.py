@@ -1,0 +1,73 @@
+"""How many steps may be one, by a clock of our own."""
+
+import pytest
+
+from jaxpaged.core.step import Step, StepResult
+from jaxpaged.engine.pace import Pace
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def collect(pace: Pace, clock: Clock, seconds: float, *, rows: int = 2, tokens: int = 2, steps: int = 1) -> None:
+    clock.now += seconds
+    pace.collected(Step(requests=[None] * rows, total_tokens=tokens), StepResult([], num_steps=steps))
+
+
+def test_one_until_a_step_has_been_timed():
+    clock = Clock()
+    pace = Pace(8, 0.05, clock)
+    assert pace.num_steps == 1
+    collect(pace, clock, 3.0, tokens=40)  # a prompt, after a pause
+    assert pace.num_steps == 1
+    collect(pace, clock, 0.0099)
+    assert pace.num_steps == 5
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(0.001, 8), (0.0061, 8), (0.0099, 5), (0.026, 1), (0.7, 1)])
+def test_as_many_as_fit_the_bound(seconds, expected):
+    clock = Clock()
+    pace = Pace(8, 0.05, clock)
+    for _ in range(3):
+        collect(pace, clock, seconds)
+    assert pace.num_steps == expected
+    assert expected == 1 or expected * seconds <= 0.05
+
+
+def test_the_time_of_several_is_shared():
+    clock = Clock()
+    pace = Pace(8, 0.05, clock)
+    collect(pace, clock, 0.079, steps=8)
+    assert pace.num_steps == 5
+
+
+def test_one_slow_step_does_not_matter_but_a_few_do():
+    clock = Clock()
+    pace = Pace(8, 0.05, clock)
+    for _ in range(5):
+        collect(pace, clock, 0.005)
+    collect(pace, clock, 2.0)
+    assert pace.num_steps == 8
+    for _ in range(3):
+        collect(pace, clock, 0.04)
+    assert pace.num_steps == 1
+
+
+def test_newcomers_make_what_was_measured_void():
+    clock = Clock()
+    pace = Pace(8, 0.05, clock)
+    collect(pace, clock, 0.005)
+    assert pace.num_steps == 8
+    collect(pace, clock, 0.005, rows=3, tokens=30)
+    assert pace.num_steps == 1
+
+
+def test_it_can_be_switched_off():
+    clock = Clock()
+    pace = Pace(1, 1e6, clock)
+    collect(pace, clock, 0.001)
+    assert pace.num_steps == 1
