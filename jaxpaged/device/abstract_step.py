@@ -15,6 +15,7 @@ from jaxpaged.config import engine_config, resolve
 from jaxpaged.core.sampling_params import logprob_columns
 from jaxpaged.device import kv_cache
 from jaxpaged.device.buckets import Bucket
+from jaxpaged.device.decode_program import decode_arguments, make_decode
 from jaxpaged.device.options import empty_options
 from jaxpaged.device.slots import empty_slots
 from jaxpaged.device.step_program import (
@@ -58,6 +59,7 @@ class AbstractStep(NamedTuple):
     Attributes:
       forward: of params, KV pages, slots and the packed batch; sample: of slots, options, logits, rows and masks.
       sample_plain: of slots, logits and rows: instead of `sample` where no row uses a `Feature`.
+      decode: of params, KV pages, slots, options and the packed batch: several steps in one; None of a mixed step.
       num_layers: of the model; launches of layer i of `forward` stem from ".../layers_{i}/...".
       weight_bytes: of the model with all of its layers, however few of them are in the programs.
     """
@@ -65,6 +67,7 @@ class AbstractStep(NamedTuple):
     forward: AbstractProgram
     sample: AbstractProgram
     sample_plain: AbstractProgram
+    decode: AbstractProgram | None
     num_layers: int
     weight_bytes: int
 
@@ -138,9 +141,15 @@ def abstract_step(
         compiler_options=compiler_options(platform),
         may_spill=(),
     )
+    decode = None
+    if bucket.decode_only:
+        decode = forward._replace(
+            function=make_decode(module, step_options, bucket, rows, max(2, engine.max_decode_steps or 1)),
+            args=decode_arguments(params, pool, slots, wide, bucket, engine.block_size),
+        )
     sample, plain = _samplers(step_options, slots, wide, rows, config.vocab_size, platform)
     whole = weight_bytes(params if num_layers is None else _abstract_params(model, engine.dtype))
-    return AbstractStep(forward, sample, plain, config.num_layers, whole)
+    return AbstractStep(forward, sample, plain, decode, config.num_layers, whole)
 
 
 def _samplers(

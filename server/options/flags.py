@@ -39,7 +39,8 @@ _GROUPS = {
              "exclude_tools_when_tool_choice_none", "reasoning_parser"),
     "memory": ("kv_cache_dtype", "block_size", "num_kv_blocks", "kv_cache_bytes", "gpu_memory_utilization",
                "swap_space", "enable_prefix_caching"),
-    "scheduling": ("max_num_seqs", "max_num_batched_tokens", "scheduling_policy", "ageing", "max_num_queued_requests"),
+    "scheduling": ("max_num_seqs", "max_num_batched_tokens", "max_decode_steps", "max_decode_seconds",
+                   "scheduling_policy", "ageing", "max_num_queued_requests"),
     "devices": ("tensor_parallel_size", "data_parallel_size", "attention_implementation", "overlap", "warmup",
                 "compilation_cache_dir", "strict", "debug_kernels"),
     "listening": ("host", "port", "uds", "ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "root_path",
@@ -74,6 +75,7 @@ _ALSO = {
     "kv_cache_bytes": ("--kv-cache-memory-bytes",),
     "num_kv_blocks": ("--num-gpu-blocks-override",),
     "max_num_queued_requests": ("--max-num-queued-reqs",),
+    "max_decode_steps": ("--num-scheduler-steps",),
 }
 _SAME_VALUE: dict[str, dict[str, str | None]] = {
     "dtype": {"half": "float16", "float": "float32"},

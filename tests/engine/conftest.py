@@ -81,7 +81,7 @@ def make_engine(runner, tiny_config) -> MakeEngine:
         tokens: int = 64,
         seqs: int = 8,
         overlap: bool = True,
-        max_steps: int = 8,
+        max_steps: int = 1,
         caching: bool = True,
         eos: Sequence[int] = (),
         poison: bool = False,
