@@ -54,7 +54,7 @@ class EngineConfig:
       debug_kernels: each step checks the page ids, lengths and slots that it is given; slow.
       overlap: launch a step before the last one's tokens have reached the host.
       max_decode_steps: tokens that requests get at once, as one step of the device, where nothing else is to be done;
-        1: none does; None: 8 on a CPU, else 1.
+        1: one each. More make a larger program and less work for the host, which shows where steps are short.
       max_decode_seconds: how long such a step may take, while who comes waits and no token is sent.
       seed: of the engine: weights with `load_format` "dummy", and requests that bring no seed.
       max_logprobs: largest `logprobs` a request may ask for; -1: the whole vocabulary, which then may be asked for as
@@ -90,7 +90,7 @@ class EngineConfig:
     attention_implementation: str | None = None
     debug_kernels: bool = False
     overlap: bool = True
-    max_decode_steps: int | None = None
+    max_decode_steps: int = 1
     max_decode_seconds: float = 0.05
     seed: int = 0
     max_logprobs: int = 20
@@ -187,7 +187,6 @@ def resolve(
         max_model_len=config.max_model_len or model_max_len,
         max_num_seqs=seqs,
         max_num_batched_tokens=tokens,
-        max_decode_steps=config.max_decode_steps or (8 if platform == "cpu" else 1),
     )
 
 

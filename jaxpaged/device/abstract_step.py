@@ -144,7 +144,7 @@ def abstract_step(
     decode = None
     if bucket.decode_only:
         decode = forward._replace(
-            function=make_decode(module, step_options, bucket, rows, max(2, engine.max_decode_steps or 1)),
+            function=make_decode(module, step_options, bucket, rows, max(2, engine.max_decode_steps)),
             args=decode_arguments(params, pool, slots, wide, bucket, engine.block_size),
         )
     sample, plain = _samplers(step_options, slots, wide, rows, config.vocab_size, platform)

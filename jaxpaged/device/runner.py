@@ -327,13 +327,13 @@ class Runner:
 
     def _loops(self, bucket: Bucket, num_steps: int) -> bool:
         """Whether so many steps take the bucket's loop. A GPU makes the host wait for each turn: one step has none."""
-        return bucket.decode_only and (self.config.max_decode_steps or 1) > 1 and (num_steps > 1 or _on_cpu())
+        return bucket.decode_only and self.config.max_decode_steps > 1 and (num_steps > 1 or _on_cpu())
 
     def _decode_program(self, bucket: Bucket) -> jax.stages.Compiled:
         if bucket not in self.decode_programs:
             state = self.params, abstract(self.kv_pages), self.slots, self.options
             arguments = decode_arguments(*state, bucket, self.config.block_size)
-            sizes = self.buckets.num_logits(bucket), self.config.max_decode_steps or 1
+            sizes = self.buckets.num_logits(bucket), self.config.max_decode_steps
             lowered = lower_decode(self.module, self.step_options, bucket, *sizes, arguments)
             self.decode_programs[bucket] = compile_step(lowered, compiler_options(jax.default_backend()))
         return self.decode_programs[bucket]

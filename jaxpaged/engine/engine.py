@@ -53,7 +53,7 @@ class Engine:
         self._in_flight: Launched | None = None
         self._seeds = random.Random(config.seed)
         self._meter, self._profiler = StepMeter(), Profiler()
-        self._pace = Pace(config.max_decode_steps or 1, config.max_decode_seconds)
+        self._pace = Pace(config.max_decode_steps, config.max_decode_seconds)
 
     @property
     def has_work(self) -> bool:
