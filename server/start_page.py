@@ -37,7 +37,7 @@ def start_page(
             *_model_lines(engine, server, weight_bytes),
             *_capacity_lines(engine, num_cores),
             ("ready", f"after {seconds:.1f} s"),
-            *_program_lines(programs),
+            *_program_lines(programs, warms_up=engine.warmup),
             *_server_lines(server, listener, _shows_key(sys.argv)),
         )
     )
@@ -75,11 +75,16 @@ def _capacity_lines(engine: EngineConfig, num_cores: int) -> Iterator[tuple[str,
     )
 
 
-def _program_lines(programs: Programs) -> Iterator[tuple[str, str]]:
+def _program_lines(programs: Programs, *, warms_up: bool) -> Iterator[tuple[str, str]]:
     warm, cold = _sizes_by_kind(programs.warm), _sizes_by_kind(programs.cold)
     yield "programs", f"{programs.count} compiled" + (f": {warm}" if warm else "")
     if cold:
-        yield "cold", f"compiled when first needed, while requests wait (--warmup): {cold}"
+        when = (
+            "being compiled; until then, larger ones serve"
+            if warms_up
+            else "compiled when first needed, while requests wait (--warmup)"
+        )
+        yield "cold", f"{when}: {cold}"
 
 
 def _sizes_by_kind(sizes_of: Mapping[str, Sequence[int]]) -> str:

@@ -12,6 +12,7 @@ from jax.sharding import SingleDeviceSharding
 
 from jaxpaged.core.step import Step
 from jaxpaged.device.kv_cache import pages_format
+from jaxpaged.device.program_store import ProgramStore
 
 COPY_WIDTH = 8  # block copies of one call
 SWAP_WIDTHS = (8, 1)  # blocks of one call; down to 1, so that host memory holds no padding
@@ -26,8 +27,8 @@ class BlockStore:
       pool: shape and dtype of the page pool.
     """
 
-    def __init__(self, pool: jax.ShapeDtypeStruct):
-        self._pool = pool
+    def __init__(self, pool: jax.ShapeDtypeStruct, store: ProgramStore):
+        self._pool, self._store = pool, store
         self._programs: dict[tuple[str, int], jax.stages.Compiled] = {}
         self._host: dict[int, list[jax.Array]] = {}  # by key: pieces of as many blocks as SWAP_WIDTHS say
         self._host_memory, self._device_memory = _memories()
@@ -90,7 +91,10 @@ class BlockStore:
     def _program(self, name: str, width: int) -> jax.stages.Compiled:
         key = (name, width)
         if key not in self._programs:
-            self._programs[key] = lower(name, self._pool, width).compile()
+            _, arguments = program(name, self._pool, width)
+            self._programs[key] = self._store.program(
+                f"{name}_blocks", arguments, lambda: lower(name, self._pool, width).compile()
+            )
         return self._programs[key]
 
 

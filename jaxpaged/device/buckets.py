@@ -9,7 +9,7 @@ buckets of similar numbers of rows share one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 
 
@@ -93,10 +93,14 @@ class BucketTable:
     def all(self) -> list[Bucket]:
         return self.decode + self.mixed
 
-    def pick(self, num_rows: int, num_tokens: int) -> Bucket:
-        """The smallest bucket that holds `num_tokens` tokens in `num_rows` rows (each has at least one)."""
+    def pick(self, num_rows: int, num_tokens: int, unready: Container[Bucket] = ()) -> Bucket:
+        """The smallest bucket that holds `num_tokens` tokens in `num_rows` rows (each has at least one).
+
+        Args:
+          unready: those that cannot be used; the largest ones can.
+        """
         for bucket in self.decode if num_tokens == num_rows else self.mixed:
-            if num_rows <= bucket.rows and num_tokens <= bucket.tokens:
+            if bucket not in unready and num_rows <= bucket.rows and num_tokens <= bucket.tokens:
                 return bucket
         raise AssertionError(f"no bucket for {num_rows} rows and {num_tokens} tokens in {self.all}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import jax
 from jax import monitoring
@@ -33,13 +34,18 @@ compilations = CompilationCounter()
 monitoring.register_event_duration_secs_listener(compilations.on_event)  # for good: jax cannot remove listeners
 
 
-def use_persistent_cache(folder: str | None) -> None:
-    """Keeps compiled programs in `folder`; None: where JAX was told to, or in the user's cache; "": not at all."""
+def use_persistent_cache(folder: str | None) -> Path | None:
+    """Keeps compiled programs in `folder`; None: where JAX was told to, or in the user's cache; "": not at all.
+
+    Returns: the folder, if there is one on this machine.
+    """
     if folder == "":
         jax.config.update("jax_compilation_cache_dir", None)
-        return
-    if folder is None and jax.config.values["jax_compilation_cache_dir"]:
-        return
+        return None
+    told = jax.config.values["jax_compilation_cache_dir"]
+    if folder is None and told:
+        return None if "://" in told else Path(told)  # JAX can also keep them in a bucket
     jax.config.update("jax_compilation_cache_dir", str(programs_folder(folder)))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+    return programs_folder(folder)

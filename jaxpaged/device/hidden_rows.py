@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpaged.device.program_store import ProgramStore
+
 CHUNK = 64  # rows of one call: what comes after it compiles once, and not for each T
 
 
@@ -20,8 +22,8 @@ class HiddenRows:
       dtype: of the hidden states.
     """
 
-    def __init__(self, width: int, dtype: Any):
-        self.shape, self.dtype = (CHUNK, width), dtype
+    def __init__(self, width: int, dtype: Any, store: ProgramStore):
+        self.shape, self.dtype, self._store = (CHUNK, width), dtype, store
         self._gathers: dict[int, jax.stages.Compiled] = {}
 
     @property
@@ -51,6 +53,13 @@ class HiddenRows:
     def _gather(self, num_tokens: int) -> jax.stages.Compiled:
         if num_tokens not in self._gathers:
             hidden = jax.ShapeDtypeStruct((num_tokens, self.shape[1]), self.dtype)
-            rows = jax.ShapeDtypeStruct((CHUNK,), jnp.int32)
-            self._gathers[num_tokens] = jax.jit(lambda hidden, rows: hidden[rows]).lower(hidden, rows).compile()
+            arguments = hidden, jax.ShapeDtypeStruct((CHUNK,), jnp.int32)
+            self._gathers[num_tokens] = self._store.program(
+                "gather_rows", arguments, lambda: jax.jit(gather_rows).lower(*arguments).compile()
+            )
         return self._gathers[num_tokens]
+
+
+def gather_rows(hidden: jax.Array, rows: jax.Array) -> jax.Array:
+    """Some rows of [T, D]."""
+    return hidden[rows]

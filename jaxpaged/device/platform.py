@@ -16,10 +16,10 @@ def platform() -> str:
 
 def native_bfloat16() -> bool:
     """Whether matrix products in bfloat16 run in hardware."""
-    return platform() != "cpu" or bool(_CPU_BFLOAT16_FLAGS & _cpu_flags())
+    return platform() != "cpu" or bool(_CPU_BFLOAT16_FLAGS & cpu_flags())
 
 
-def _cpu_flags() -> set[str]:
+def cpu_flags() -> set[str]:
     """Feature flags of the CPU; empty where the system does not tell."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

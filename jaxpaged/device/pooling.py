@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpaged.core.step import Step
+from jaxpaged.device.program_store import ProgramStore
 from jaxpaged.device.step_program import program_bytes
 
 
@@ -22,8 +24,8 @@ class Pooling:
       max_num_seqs: S, most ranges of a step.
     """
 
-    def __init__(self, width: int, dtype: Any, max_num_seqs: int):
-        self._width, self._dtype, self._max_num_seqs = width, dtype, max_num_seqs
+    def __init__(self, width: int, dtype: Any, max_num_seqs: int, store: ProgramStore):
+        self._width, self._dtype, self._max_num_seqs, self._store = width, dtype, max_num_seqs, store
         self._programs: dict[int, jax.stages.Compiled] = {}
 
     @property
@@ -59,9 +61,11 @@ class Pooling:
         """`sum_up` of hidden states [num_tokens, D], compiled once."""
         if num_tokens not in self._programs:
             hidden = jax.ShapeDtypeStruct((num_tokens, self._width), self._dtype)
-            targets = jax.ShapeDtypeStruct((num_tokens,), jnp.int32)
-            lowered = jax.jit(sum_up, static_argnums=2).lower(hidden, targets, self._max_num_seqs)
-            self._programs[num_tokens] = lowered.compile()
+            arguments = hidden, jax.ShapeDtypeStruct((num_tokens,), jnp.int32)
+            function = jax.jit(partial(sum_up, num_sums=self._max_num_seqs))
+            self._programs[num_tokens] = self._store.program(
+                f"sum_up {self._max_num_seqs}", arguments, lambda: function.lower(*arguments).compile()
+            )
         return self._programs[num_tokens]
 
 

@@ -13,6 +13,7 @@ from jaxpaged.core.sampling_params import ALL_LOGPROBS
 from jaxpaged.core.step import Step, TokenLogprobs
 from jaxpaged.device.hidden_rows import CHUNK, HiddenRows
 from jaxpaged.device.logprobs import Logprobs, token_logprobs
+from jaxpaged.device.program_store import ProgramStore
 from jaxpaged.device.step_program import StepOptions, abstract, compile_step, compiler_options, program_bytes
 from jaxpaged.models.decoder import Decoder
 
@@ -25,9 +26,9 @@ class PromptLogprobs:
       rows: picks their hidden states.
     """
 
-    def __init__(self, module: Decoder, options: StepOptions, params: Any, rows: HiddenRows):
+    def __init__(self, module: Decoder, options: StepOptions, params: Any, rows: HiddenRows, store: ProgramStore):
         self._module, self._options, self._params = module, options, abstract(params)
-        self._rows = rows
+        self._rows, self._store = rows, store
         self._score: jax.stages.Compiled | None = None
 
     @property
@@ -74,9 +75,12 @@ class PromptLogprobs:
         """The program `score(params, hidden [CHUNK, D], tokens i32[CHUNK]) -> Logprobs`, compiled once."""
         if self._score is None:
             tokens = jax.ShapeDtypeStruct((CHUNK,), jnp.int32)
-            lowered = jax.jit(self._make_score()).lower(self._params, self._rows.abstract(), tokens)
-            self._score = compile_step(lowered, compiler_options(jax.default_backend()))
+            arguments = self._params, self._rows.abstract(), tokens
+            self._score = self._store.program("score", arguments, lambda: self._compiled(arguments))
         return self._score
+
+    def _compiled(self, arguments: tuple[Any, ...]) -> jax.stages.Compiled:
+        return compile_step(jax.jit(self._make_score()).lower(*arguments), compiler_options(jax.default_backend()))
 
     def step_bytes(self, num_tokens: int) -> tuple[int, int]:
         """What scoring so many positions takes: bytes that stay until they are collected, and while it runs."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -26,6 +28,7 @@ from jaxpaged.device.hidden_rows import HiddenRows
 from jaxpaged.device.logprobs import Logprobs
 from jaxpaged.device.options import admit_options, empty_options, mask_words, options_size, pack_options
 from jaxpaged.device.pooling import Pooling
+from jaxpaged.device.program_store import ProgramStore
 from jaxpaged.device.prompt_logprobs import PromptLogprobs
 from jaxpaged.device.records import sampled_logprobs
 from jaxpaged.device.samplers import Samplers
@@ -94,6 +97,7 @@ class Runner:
         *,
         vocab_size: int,
         buckets: BucketTable,
+        cache: Path | None = None,
     ):
         """Allocates the device state; compiles nothing but what sizing the pool needs.
 
@@ -101,6 +105,7 @@ class Runner:
           config: resolved options.
           vocab_size: tokens that may be produced.
           buckets: padded shapes.
+          cache: folder where compiled programs are kept; None: they are not.
         """
         assert config.max_num_seqs and config.max_num_batched_tokens and config.max_model_len
         self.module, self.params, self.config, self.buckets = module, params, config, buckets
@@ -111,18 +116,20 @@ class Runner:
         self.options = empty_options(config.max_num_seqs, self._vocab_rows, config.logits_processors)
         self.programs: dict[Bucket, jax.stages.Compiled] = {}
         self.decode_programs: dict[Bucket, jax.stages.Compiled] = {}
-        self.samplers = Samplers(self.step_options, self.slots, self.options, self._vocab_rows)
+        self._store = _program_store(module, self.step_options, cache)
+        self.samplers = Samplers(self.step_options, self.slots, self.options, self._vocab_rows, self._store)
         self._admissions: dict[str, jax.stages.Compiled] = {}
         self.recompilations = 0
+        self._unready: tuple[Bucket, ...] = ()  # a thread is about to compile their programs
         model = module.config
-        self._hidden_rows = HiddenRows(model.hidden_size, module.dtype)
-        self._prompts = PromptLogprobs(module, self.step_options, params, self._hidden_rows)
-        self._pooling = Pooling(model.hidden_size, module.dtype, config.max_num_seqs)
+        self._hidden_rows = HiddenRows(model.hidden_size, module.dtype, self._store)
+        self._prompts = PromptLogprobs(module, self.step_options, params, self._hidden_rows, self._store)
+        self._pooling = Pooling(model.hidden_size, module.dtype, config.max_num_seqs, self._store)
         given = config.num_kv_blocks is not None or config.kv_cache_bytes is not None
         step_bytes = 0 if _on_cpu() or given else self._largest_step_bytes()  # compilations: only where it matters
         num_pages = kv_cache.num_pages(config, model, step_bytes=step_bytes)
         self.kv_pages = kv_cache.empty_pages(model, num_pages, config.block_size, config.kv_cache_dtype)
-        self._blocks = BlockStore(abstract(self.kv_pages))
+        self._blocks = BlockStore(abstract(self.kv_pages), self._store)
 
     @property
     def num_pages(self) -> int:
@@ -150,9 +157,10 @@ class Runner:
     @property
     def warm_programs(self) -> dict[str, list[int]]:
         """Which programs are compiled: kind -> sizes, smallest first."""
+        compiled = (*tuple(self.programs), *tuple(self.decode_programs))  # at once: a thread may be adding to them
         return {
-            "decoding, by requests": sorted({b.rows for b in (*self.programs, *self.decode_programs) if b.decode_only}),
-            "forward, by tokens": sorted(bucket.tokens for bucket in self.programs if not bucket.decode_only),
+            "decoding, by requests": sorted({b.rows for b in compiled if b.decode_only}),
+            "forward, by tokens": sorted(b.tokens for b in compiled if not b.decode_only),
             "sampling, by rows": self.samplers.sizes,
             "prompt logprobs, by tokens": self._hidden_rows.sizes if self._prompts.num_programs else [],
             "pooling, by tokens": self._pooling.sizes,
@@ -180,22 +188,18 @@ class Runner:
         """
         return pack_options(request, self._vocab_rows, self.config.logits_processors)
 
-    def warm_up(self, progress: Progress | None = None) -> None:
-        """Compiles every program and runs each once on padding."""
-        buckets = self.buckets.all
-        needed: list[Callable[[], Any]] = [
-            lambda bucket=bucket: self._program(bucket) for bucket in reversed(buckets) if not self._loops(bucket, 1)
-        ]
-        needed += [lambda b=b: self._decode_program(b) for b in reversed(self.buckets.decode) if self._loops(b, 2)]
-        needed += self.samplers.programs(self.buckets.sample_rows)
-        needed += [
-            self._admit_program,
-            self._admit_options_program,
-            *self._blocks.programs(swaps=self.num_host_blocks > 0),
-        ]
-        needed += self._prompts.programs()
-        token_counts = {bucket.tokens for bucket in buckets}
-        needed += [*self._hidden_rows.programs(token_counts), *self._pooling.programs(token_counts)]
+    def warm_up(self, progress: Progress | None = None, *, gradually: bool = False) -> None:
+        """Compiles every program and runs each once on padding.
+
+        Args:
+          gradually: wait only for those of the largest buckets, which any step fits; the others are compiled in a
+            thread, and used as they come.
+        """
+        buckets = [self.buckets.decode[-1], self.buckets.mixed[-1]] if gradually else self.buckets.all
+        self._unready = tuple(bucket for bucket in self.buckets.all if bucket not in buckets)
+        needed = self._bucket_programs(buckets)
+        needed += [self._admit_program, self._admit_options_program]
+        needed += [*self._blocks.programs(swaps=self.num_host_blocks > 0), *self._prompts.programs()]
         if progress:
             progress(0, len(needed))
         # XLA compiles outside the GIL: two at a time halve the wait, more would only contend for memory.
@@ -206,9 +210,33 @@ class Runner:
                     progress(done, len(needed))
         for future in pending:
             future.result()
-        for bucket in self.decode_programs:
-            self._forward(Step(num_steps=2), bucket)
+        self.run_padding(buckets)
+        if self._unready:
+            threading.Thread(target=self._warm_up_others, name="jaxpaged-warm-up", daemon=True).start()
+
+    def _bucket_programs(self, buckets: Sequence[Bucket]) -> list[Callable[[], Any]]:
+        """What compiles each program that steps of these buckets need; the slowest first."""
+        needed: list[Callable[[], Any]] = [
+            lambda bucket=bucket: self._program(bucket) for bucket in reversed(buckets) if not self._loops(bucket, 1)
+        ]
+        needed += [lambda b=b: self._decode_program(b) for b in reversed(buckets) if self._loops(b, 2)]
+        needed += self.samplers.programs(sorted({self.buckets.num_logits(bucket) for bucket in buckets}))
+        token_counts = {bucket.tokens for bucket in buckets}
+        return [*needed, *self._hidden_rows.programs(token_counts), *self._pooling.programs(token_counts)]
+
+    def _warm_up_others(self) -> None:
+        """Compiles the programs of buckets that are not ready, one after the other, small ones first."""
+        while self._unready:
+            bucket, *others = self._unready
+            for compile_one in self._bucket_programs([bucket]):
+                compile_one()
+            self._unready = tuple(others)
+
+    def run_padding(self, buckets: Sequence[Bucket]) -> None:
+        """Runs a step of each bucket that holds no request, both ways of sampling included."""
         for bucket in buckets:
+            if bucket in self.decode_programs:
+                self._forward(Step(num_steps=2), bucket)
             plain = self._forward(Step(), bucket)
             full = dataclasses.replace(plain)
             self._sample(plain)
@@ -229,7 +257,7 @@ class Runner:
             self.kv_pages = self._blocks.apply(self.kv_pages, step)
             for admission in step.admissions:
                 self._take_in(admission)
-            launched = self._forward(step, self.buckets.pick(len(step.slots), step.total_tokens))
+            launched = self._forward(step, self.buckets.pick(len(step.slots), step.total_tokens, self._unready))
             if not step.masked:
                 self._sample(launched)
         return launched
@@ -334,15 +362,23 @@ class Runner:
             state = self.params, abstract(self.kv_pages), self.slots, self.options
             arguments = decode_arguments(*state, bucket, self.config.block_size)
             sizes = self.buckets.num_logits(bucket), self.config.max_decode_steps
-            lowered = lower_decode(self.module, self.step_options, bucket, *sizes, arguments)
-            self.decode_programs[bucket] = compile_step(lowered, compiler_options(jax.default_backend()))
+
+            def compiled() -> jax.stages.Compiled:
+                lowered = lower_decode(self.module, self.step_options, bucket, *sizes, arguments)
+                return compile_step(lowered, compiler_options(jax.default_backend()))
+
+            self.decode_programs[bucket] = self._store.program(f"decode {bucket} {sizes}", arguments, compiled)
         return self.decode_programs[bucket]
 
     def _compile_forward(self, bucket: Bucket, kv_pages: jax.ShapeDtypeStruct) -> jax.stages.Compiled:
         arguments = forward_arguments(self.params, kv_pages, self.slots, bucket, self.config.block_size)
         num_logits = self.buckets.num_logits(bucket)
-        lowered = lower_forward(self.module, self.step_options, bucket, num_logits, arguments)
-        return compile_step(lowered, compiler_options(jax.default_backend()))
+
+        def compiled() -> jax.stages.Compiled:
+            lowered = lower_forward(self.module, self.step_options, bucket, num_logits, arguments)
+            return compile_step(lowered, compiler_options(jax.default_backend()))
+
+        return self._store.program(f"forward {bucket} {num_logits}", arguments, compiled)
 
     def _admit_program(self) -> jax.stages.Compiled:
         packed = jax.ShapeDtypeStruct((admission_size(self.slots),), jnp.int32)
@@ -354,8 +390,10 @@ class Runner:
 
     def _admission(self, name: str, function: Callable[..., Any], state: Any, *arguments: Any) -> jax.stages.Compiled:
         if name not in self._admissions:
-            lowered = jax.jit(function, donate_argnums=0).lower(abstract(state), *arguments)
-            self._admissions[name] = lowered.compile()
+            shapes, jitted = (abstract(state), *arguments), jax.jit(function, donate_argnums=0)
+            self._admissions[name] = self._store.program(
+                f"admit_{name}", shapes, lambda: jitted.lower(*shapes).compile()
+            )
         return self._admissions[name]
 
     def _largest_step_bytes(self) -> int:
@@ -371,6 +409,13 @@ class Runner:
         scores, scoring = self._prompts.step_bytes(bucket.tokens)
         sums, summing = self._pooling.step_bytes(bucket.tokens)
         return sum(forward) + scores + sums + max(sum(sampler), scoring, summing)
+
+
+def _program_store(module: Decoder, options: StepOptions, cache: Path | None) -> ProgramStore:
+    """Of programs that our sources and these options tell all of; callbacks to this process cannot be kept."""
+    model = type(module)
+    ours = model.__module__.startswith("jaxpaged.models.") and not options.processors and not options.debug
+    return ProgramStore(cache if ours else None, repr((model.__qualname__, module.config, module.dtype, options)))
 
 
 def _on_cpu() -> bool:

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from jaxpaged.device.options import Options, mask_words
+from jaxpaged.device.program_store import ProgramStore
 from jaxpaged.device.sampling import Sampled
 from jaxpaged.device.slots import Feature, Slots
 from jaxpaged.device.step_program import (
@@ -34,13 +35,13 @@ class Samplers:
       full, plain: the compiled programs, by their number of rows.
     """
 
-    def __init__(self, options: StepOptions, slots: Slots, wide: Options, vocab_rows: int):
+    def __init__(self, options: StepOptions, slots: Slots, wide: Options, vocab_rows: int, store: ProgramStore):
         """Compiles nothing.
 
         Args:
           vocab_rows: of the head.
         """
-        self._options, self._vocab_rows = options, vocab_rows
+        self._options, self._vocab_rows, self._store = options, vocab_rows, store
         self._slots, self._wide = abstract((slots, wide))
         self.full: dict[int, jax.stages.Compiled] = {}
         self.plain: dict[int, jax.stages.Compiled] = {}
@@ -98,14 +99,20 @@ class Samplers:
         """The program with all features, compiled once."""
         if num_rows not in self.full:
             arguments = sample_arguments(self._slots, self._wide, num_rows, self._vocab_rows)
-            lowered = jax.jit(make_sample(self._options), donate_argnums=SAMPLE_DONATED).lower(*arguments)
-            self.full[num_rows] = compile_step(lowered, compiler_options(jax.default_backend()))
+            function = jax.jit(make_sample(self._options), donate_argnums=SAMPLE_DONATED)
+            self.full[num_rows] = self._store.program("sample", arguments, lambda: _compiled(function, arguments))
         return self.full[num_rows]
 
     def plain_program(self, num_rows: int) -> jax.stages.Compiled:
         """The program without any, compiled once."""
         if num_rows not in self.plain:
             arguments = sample_plain_arguments(self._slots, num_rows, self._vocab_rows)
-            lowered = jax.jit(make_sample_plain(self._options), donate_argnums=SAMPLE_DONATED).lower(*arguments)
-            self.plain[num_rows] = compile_step(lowered, compiler_options(jax.default_backend()))
+            function = jax.jit(make_sample_plain(self._options), donate_argnums=SAMPLE_DONATED)
+            self.plain[num_rows] = self._store.program(
+                "sample_plain", arguments, lambda: _compiled(function, arguments)
+            )
         return self.plain[num_rows]
+
+
+def _compiled(function: Any, arguments: tuple[Any, ...]) -> jax.stages.Compiled:
+    return compile_step(function.lower(*arguments), compiler_options(jax.default_backend()))

@@ -37,8 +37,21 @@ from jaxpaged.text.tokenizer import Tokenizer
 Progress = Callable[[str, int, int], None]
 
 
-def load_engine(config: EngineConfig, progress: Progress | None = None) -> tuple[Engine, Tokenizer]:
+def load_serving_engine(config: EngineConfig, progress: Progress | None = None) -> tuple[Engine, Tokenizer]:
+    """As `load_engine`, but the engine can serve as soon as the largest of its programs are compiled.
+
+    In strict mode it waits for all.
+    """
+    return load_engine(config, progress, gradually=not config.strict)
+
+
+def load_engine(
+    config: EngineConfig, progress: Progress | None = None, *, gradually: bool = False
+) -> tuple[Engine, Tokenizer]:
     """Reads a model by name and builds its engine.
+
+    Args:
+      gradually: see `Runner.warm_up`.
 
     Raises:
       ModelError: the model cannot be found, is of an unknown type, or its tensors do not match.
@@ -72,6 +85,7 @@ def load_engine(config: EngineConfig, progress: Progress | None = None) -> tuple
         eos_token_ids=eos,
         pooling=model_pooling(source),
         progress=progress,
+        gradually=gradually,
     )
     return engine, tokenizer
 
@@ -96,6 +110,7 @@ def build_engine(
     eos_token_ids: tuple[int, ...] = (),
     pooling: str = "last",
     progress: Progress | None = None,
+    gradually: bool = False,
 ) -> Engine:
     """An engine for a module and its params, compiled if `config.warmup`.
 
@@ -103,15 +118,16 @@ def build_engine(
       config: resolved options, whose `logits_processors` have been checked.
       vocab_size: ids from there on are neither accepted in prompts nor produced.
       pooling: the model's own way, by name.
+      gradually: see `Runner.warm_up`.
     """
-    use_persistent_cache(config.compilation_cache_dir)
+    cache = use_persistent_cache(config.compilation_cache_dir)
     if platform() == "cpu":
         keep_freed_memory()
     assert config.max_num_seqs and config.max_num_batched_tokens and config.max_model_len
     # XLA:CPU is slower with a few rows of bfloat16 than with eight.
     few = 8 if platform() == "cpu" and config.dtype != "float32" else 1
     buckets = bucket_table(config.max_num_seqs, config.max_num_batched_tokens, platform(), min_decode_rows=few)
-    runner = Runner(module, params, config, vocab_size=vocab_size, buckets=buckets)
+    runner = Runner(module, params, config, vocab_size=vocab_size, buckets=buckets, cache=cache)
     num_blocks = runner.num_pages - 1
     blocks = BlockManager(num_blocks, config.block_size, enable_prefix_caching=config.enable_prefix_caching)
     scheduler = Scheduler(
@@ -125,7 +141,7 @@ def build_engine(
         step_sizes=StepSizes([bucket.tokens for bucket in buckets.mixed], buckets.step_cost),
     )
     if config.warmup:
-        runner.warm_up(_stage(progress, "warm-up"))
+        runner.warm_up(_stage(progress, "warm-up"), gradually=gradually)
     config = dataclasses.replace(config, num_kv_blocks=num_blocks)
     return Engine(scheduler, runner, config, vocab_size=vocab_size, eos_token_ids=eos_token_ids, pooling=pooling)
 

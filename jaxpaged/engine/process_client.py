@@ -41,7 +41,7 @@ from jaxpaged.errors import ConfigError, EngineDeadError, InvalidRequestError
 
 logger = logging.getLogger(__name__)
 
-ENGINE = "jaxpaged.engine.load:load_engine"
+ENGINE = "jaxpaged.engine.load:load_serving_engine"
 MAX_CORES = 256  # an index is a byte
 
 _PING_ID = -1  # of calls whose answers nobody waits for

@@ -13,6 +13,7 @@ from jaxpaged.core.step import Step, Swap
 from jaxpaged.device import block_store
 from jaxpaged.device.block_store import BlockStore
 from jaxpaged.device.compilation import compilations
+from jaxpaged.device.program_store import ProgramStore
 from pallas_kernels.deviceless import compile_for
 from tests.compilers import needs_compilers
 
@@ -23,7 +24,7 @@ PROGRAMS = [(name, width) for name in ("copy", "gather", "scatter") for width in
 
 @pytest.fixture(scope="module", params=DTYPES, ids=lambda dtype: jnp.dtype(dtype).name)
 def store(request) -> BlockStore:
-    store = BlockStore(jax.ShapeDtypeStruct(SHAPE, request.param))
+    store = BlockStore(jax.ShapeDtypeStruct(SHAPE, request.param), ProgramStore())
     for compile_one in store.programs(swaps=True):
         compile_one()
     return store

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -21,14 +22,19 @@ COLD = {"decoding, by requests": [], "pooling, by tokens": [1, 4]}
 
 
 def page(
-    num_cores: int = 1, weight_bytes: int | None = 270_000_000, cold: dict | None = None, **options
+    engine: EngineConfig = ENGINE,
+    *,
+    num_cores: int = 1,
+    weight_bytes: int | None = 270_000_000,
+    cold: dict | None = None,
+    **options,
 ) -> tuple[str, str]:
     """The page, and the URL in it."""
     server = ServerConfig(**{"port": 0, **options})
     with Listener(server) as listener:
         programs = Programs(12, WARM, cold or {})
         said = {"num_cores": num_cores, "weight_bytes": weight_bytes, "seconds": 3.25}
-        text = start_page(ENGINE, programs, server, listener, **said)
+        text = start_page(engine, programs, server, listener, **said)
         return text, listener.url
 
 
@@ -49,7 +55,8 @@ def test_it_says_what_was_loaded_and_how_much_fits() -> None:
 
 def test_programs_that_are_cold_are_named() -> None:
     assert "cold" not in page()[0]
-    text, _ = page(cold=COLD)
+    assert "being compiled; until then, larger ones serve: pooling, by tokens: 1, 4\n" in page(cold=COLD)[0]
+    text, _ = page(replace(ENGINE, warmup=False), cold=COLD)
     assert "compiled when first needed, while requests wait (--warmup): pooling, by tokens: 1, 4\n" in text
 
 

@@ -1,0 +1,115 @@
+"""Programs on disk: found again, made anew where they do not fit, never read where another user could write."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxpaged.device import program_store
+from jaxpaged.device.compilation import compilations
+from jaxpaged.device.program_store import ProgramStore
+
+ARGUMENTS = (jax.ShapeDtypeStruct((4,), jnp.float32), {"b": jax.ShapeDtypeStruct((), jnp.int32)})
+
+
+class Sum(NamedTuple):
+    values: jax.Array
+    others: tuple[jax.Array, ...]
+
+
+class Maker:
+    """Compiles a small program, and counts how often."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def __call__(self) -> jax.stages.Compiled:
+        self.times += 1
+        return jax.jit(lambda a, b: (Sum(a + b["b"], (a,)), a), donate_argnums=0).lower(*ARGUMENTS).compile()
+
+
+@pytest.fixture
+def maker() -> Maker:
+    return Maker()
+
+
+def get(folder: Path | None, maker: Maker, name: str = "add", arguments=ARGUMENTS, made_of: str = "") -> None:
+    """The program does what it should, wherever it is from."""
+    program = ProgramStore(folder, made_of).program(name, arguments, maker)
+    sums, same = program(jnp.arange(4.0), {"b": np.int32(2)})
+    assert isinstance(sums, Sum)
+    np.testing.assert_array_equal(sums.values, [2, 3, 4, 5])
+    np.testing.assert_array_equal(same, [0, 1, 2, 3])
+
+
+def files(folder: Path) -> list[Path]:
+    return list((folder / "ahead-of-time").iterdir())
+
+
+def test_a_program_is_compiled_once_and_then_found(tmp_path, maker):
+    get(tmp_path, maker)
+    before = compilations.count
+    get(tmp_path, maker)
+    assert maker.times == 1 and len(files(tmp_path)) == 1
+    assert compilations.count == before + 1, "reading one takes time: a step that does it stalls"
+
+
+def test_whatever_it_depends_on_makes_it_another_one(tmp_path, maker, monkeypatch):
+    get(tmp_path, maker)
+    get(tmp_path, maker, name="add more")
+    get(tmp_path, maker, made_of="another model")
+    monkeypatch.setenv("XLA_FLAGS_OF_A_TEST", "1")
+    get(tmp_path, maker)
+    monkeypatch.setattr(program_store, "_surroundings", lambda: "another machine, or other sources")
+    get(tmp_path, maker)
+    assert maker.times == 5 == len(files(tmp_path))
+
+
+def test_every_file_of_ours_is_a_part_of_the_key(tmp_path, monkeypatch):
+    class Package:
+        __path__ = (str(tmp_path),)
+
+    monkeypatch.setattr(program_store, "pallas_kernels", Package)
+    digests = {program_store._sources()}
+    (tmp_path / "tuned").mkdir()
+    for name, text in (("a.py", "1"), ("a.py", "2"), ("b.py", "2"), ("tuned/a.json", "{}")):
+        (tmp_path / name).write_text(text)
+        digests.add(program_store._sources())
+    assert len(digests) == 5
+
+
+@pytest.mark.parametrize("damage", [lambda x: x[:-1], lambda x: b"", lambda x: x[:40] + b"?" + x[41:]])
+def test_a_damaged_file_is_written_anew(tmp_path, maker, damage):
+    get(tmp_path, maker)
+    (file,) = files(tmp_path)
+    whole = file.read_bytes()
+    file.write_bytes(damage(whole))
+    get(tmp_path, maker)
+    get(tmp_path, maker)
+    assert maker.times == 2 and file.stat().st_size == pytest.approx(len(whole), rel=0.1)
+
+
+def test_nothing_is_read_from_a_folder_that_others_can_write(tmp_path, maker):
+    get(tmp_path, maker)
+    (tmp_path / "ahead-of-time").chmod(0o777)
+    get(tmp_path, maker)
+    assert maker.times == 2
+
+
+def test_nothing_is_read_through_a_link(tmp_path, maker):
+    get(tmp_path, maker)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "ahead-of-time").symlink_to(tmp_path / "ahead-of-time")
+    get(tmp_path / "other", maker)
+    assert maker.times == 2
+
+
+def test_without_a_folder_all_is_compiled(maker):
+    get(None, maker)
+    get(None, maker)
+    assert maker.times == 2
