@@ -141,6 +141,30 @@ def test_importing_everything_opens_no_device() -> None:
     assert result.returncode == 0, result.stderr
 
 
+def test_serving_a_gguf_imports_no_transformers() -> None:
+    """The process of an engine, up to its tokenizer: transformers alone would take a second."""
+    result = python(
+        "import sys\n"
+        "import jaxpaged.engine.core_service, jaxpaged.engine.load, jaxpaged.llm\n"
+        "from jaxpaged.checkpoint.source import open_model\n"
+        "from jaxpaged.text.tokenizer import Tokenizer\n"
+        "tokenizer = Tokenizer.from_source(open_model('demo', load_format='dummy'))\n"
+        "assert tokenizer.chat_template and tokenizer.decode(tokenizer.encode('so')) == 'so'\n"
+        "heavy = {'transformers', 'huggingface_hub', 'fastapi', 'uvicorn', 'pydantic', 'torch'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def test_the_server_starts_its_engine_before_it_imports_much() -> None:
+    result = python(
+        "import sys, server.serve\n"
+        "heavy = {'jax', 'transformers', 'tokenizers', 'huggingface_hub', 'fastapi', 'uvicorn'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    assert result.returncode == 0, result.stderr
+
+
 def test_the_host_core_loads_no_jax() -> None:
     """import-linter reads the files; this looks at what a running core has loaded."""
     core = [f"jaxpaged.core.{path.stem}" for path in (ROOT / "jaxpaged" / "core").glob("[a-z]*.py")]

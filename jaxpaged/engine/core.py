@@ -8,12 +8,15 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 from jaxpaged.core.request import Grammar, Request
 from jaxpaged.engine.engine_like import EngineLike
 from jaxpaged.engine.messages import Abort, AddRequest, Answer, Call, Failure, FromCore, Refused, ToCore, Updates
 from jaxpaged.errors import JaxPagedError, UnsupportedError
-from jaxpaged.text.grammar import GrammarCompiler
+
+if TYPE_CHECKING:
+    from jaxpaged.text.grammar import GrammarCompiler
 
 logger = logging.getLogger(__name__)
 

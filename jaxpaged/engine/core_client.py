@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from jaxpaged.engine.engine_facts import EngineFacts
 from jaxpaged.engine.messages import Abort, AddRequest, Call, FromCore
-from jaxpaged.text.grammar import GrammarCompiler
+
+if TYPE_CHECKING:
+    from jaxpaged.text.grammar import GrammarCompiler
 
 OnMessage = Callable[[int, FromCore], None]
 """Takes a message of a core, whose index it is given. Called in threads of the client's."""

@@ -158,7 +158,7 @@ def chat_template_of(tokenizer: Tokenizer, tools: Any = None) -> str:
     Raises:
       InvalidRequestError: it has none.
     """
-    template, named = tokenizer.chat_template, tokenizer.hf.chat_template
+    template, named = tokenizer.chat_template, tokenizer.chat_templates
     if tools and isinstance(named, Mapping):
         template = named.get("tool_use", template)
     if not template:
@@ -279,7 +279,7 @@ def _content_forms(tokenizer: Tokenizer, template: str) -> tuple[bool, bool]:
 @functools.lru_cache(maxsize=16)
 def _special_pattern(tokenizer: Tokenizer) -> re.Pattern[str] | None:
     """Matches the text of any control token of two characters or more."""
-    texts = {str(tokenizer.hf.convert_ids_to_tokens(i)) for i in tokenizer.special_ids}
+    texts = {str(tokenizer.piece(i)) for i in tokenizer.special_ids}
     longest_first = sorted((t for t in texts if len(t) > 1), key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
 

@@ -8,18 +8,18 @@ pair whose piece has the highest score is merged first.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it would tell that PyTorch was not found
-
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from jaxpaged.errors import ModelError, UnsupportedError
 from jaxpaged.text.pretokenizers import PRE_TOKENIZERS, PreTokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 SPACE = "\u2581"  # how SentencePiece writes a space
 
@@ -35,7 +35,36 @@ class TokenType(IntEnum):
     BYTE = 6
 
 
-def gguf_tokenizer(metadata: Mapping[str, Any]) -> PreTrainedTokenizerFast:
+@dataclass
+class GGUFTokenizer:
+    """What a GGUF file says of its tokenizer.
+
+    Attributes:
+      backend: with all its tokens, which adds BOS and EOS as the file says.
+      special: "bos_token", "eos_token", "unk_token" and "pad_token"; None: there is none.
+      adds: "add_bos_token" and "add_eos_token".
+      chat_template: None: there is none.
+    """
+
+    backend: Tokenizer
+    special: dict[str, str | None]
+    adds: dict[str, bool]
+    chat_template: str | None
+
+    def to_transformers(self) -> PreTrainedTokenizerFast:
+        """The same for transformers, which is imported now: that takes a second."""
+        from transformers import PreTrainedTokenizerFast
+
+        return PreTrainedTokenizerFast(
+            tokenizer_object=Tokenizer.from_str(self.backend.to_str()),
+            chat_template=self.chat_template,
+            clean_up_tokenization_spaces=False,
+            **self.adds,
+            **self.special,
+        )
+
+
+def gguf_tokenizer(metadata: Mapping[str, Any]) -> GGUFTokenizer:
     """The tokenizer that a GGUF file describes, chat template included.
 
     Raises:
@@ -55,13 +84,30 @@ def gguf_tokenizer(metadata: Mapping[str, Any]) -> PreTrainedTokenizerFast:
         tokenizer, vocabulary, rstrip=metadata.get("general.architecture") == "phi3" and model == "llama"
     )
     special = {name: vocabulary.special(key) for name, key in _SPECIAL.items()}
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        chat_template=metadata.get("tokenizer.chat_template"),
-        add_bos_token=bool(metadata.get("tokenizer.ggml.add_bos_token", add_bos)) and special["bos_token"] is not None,
-        add_eos_token=bool(metadata.get("tokenizer.ggml.add_eos_token", False)) and special["eos_token"] is not None,
-        clean_up_tokenization_spaces=False,
-        **special,
+    adds = {
+        "add_bos_token": bool(metadata.get("tokenizer.ggml.add_bos_token", add_bos))
+        and special["bos_token"] is not None,
+        "add_eos_token": bool(metadata.get("tokenizer.ggml.add_eos_token", False)) and special["eos_token"] is not None,
+    }
+    known = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    named = [token for token in special.values() if token is not None and token not in known]
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in named])
+    tokenizer.post_processor = _ends(tokenizer, special, **adds)
+    return GGUFTokenizer(tokenizer, special, adds, metadata.get("tokenizer.chat_template"))
+
+
+def _ends(
+    tokenizer: Tokenizer, special: Mapping[str, str | None], *, add_bos_token: bool, add_eos_token: bool
+) -> processors.TemplateProcessing:
+    """Puts BOS before each text and EOS after it, where it is added."""
+    bos, eos = special["bos_token"] if add_bos_token else None, special["eos_token"] if add_eos_token else None
+
+    def around(text: str, part: int) -> str:
+        return " ".join(f"{piece}:{part}" for piece in (bos, text, eos) if piece is not None)
+
+    ids = [(token, tokenizer.token_to_id(token)) for token in (bos, eos) if token is not None]
+    return processors.TemplateProcessing(
+        single=around("$A", 0), pair=f"{around('$A', 0)} {around('$B', 1)}", special_tokens=ids
     )
 
 

@@ -13,16 +13,19 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it would tell that PyTorch was not found
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer as Backend
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from jaxpaged.checkpoint.source import ModelSource, open_model
 from jaxpaged.errors import InvalidRequestError, ModelError, RequestTooLargeError, UnsupportedError
-from jaxpaged.text.gguf_tokenizer import SPACE, gguf_tokenizer
+from jaxpaged.text.gguf_tokenizer import SPACE, GGUFTokenizer, gguf_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+# Importing transformers takes a second, and only chat templates and Hugging Face folders need it.
+os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it would tell that PyTorch was not found
 
 _CUT_CHARS_PER_TOKEN, _CUT_CHARS = 64, 1 << 16  # of text that is cut to the context: some, and in any case
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -32,22 +35,27 @@ class Tokenizer:
     """A model's tokenizer; safe to use from many threads.
 
     Attributes:
-      hf: the tokenizer of transformers, for chat templates. It is not thread-safe where it truncates or pads.
       added_tokens: texts of tokens that were added to the vocabulary, by id: control tokens, as a rule.
     """
 
-    def __init__(self, hf: PreTrainedTokenizerFast):
-        self.hf = hf
-        # A copy of our own: transformers changes the state of its backend (truncation, padding) from call to call,
-        # and a change during another thread's encode is an error ("Already borrowed").
-        self._backend = Backend.from_str(hf.backend_tokenizer.to_str())
-        self._backend.no_truncation()
-        self._backend.no_padding()
-        added = hf.added_tokens_decoder
+    def __init__(self, described: PreTrainedTokenizerFast | GGUFTokenizer):
+        self._described = described
+        if isinstance(described, GGUFTokenizer):
+            self._backend = described.backend
+            ids = {name: self._backend.token_to_id(token) for name, token in described.special.items() if token}
+            named, bos, eos = set(ids.values()), ids.get("bos_token"), ids.get("eos_token")
+        else:
+            # A copy of our own: transformers changes the state of its backend (truncation, padding) from call to call,
+            # and a change during another thread's encode is an error ("Already borrowed").
+            self._backend = Backend.from_str(described.backend_tokenizer.to_str())
+            self._backend.no_truncation()
+            self._backend.no_padding()
+            named, bos, eos = set(described.all_special_ids), described.bos_token_id, described.eos_token_id
+        added = self._backend.get_added_tokens_decoder()
         self.added_tokens: dict[int, str] = {i: token.content for i, token in added.items()}
-        self.special_ids: frozenset[int] = frozenset(i for i, t in added.items() if t.special) | set(hf.all_special_ids)
-        self.bos_token_id: int | None = _single_id(hf.bos_token_id)
-        self.eos_token_id: int | None = _single_id(hf.eos_token_id)
+        self.special_ids: frozenset[int] = frozenset(i for i, t in added.items() if t.special) | named
+        self.bos_token_id: int | None = _single_id(bos)
+        self.eos_token_id: int | None = _single_id(eos)
         self.vocab_size: int = max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         self._kind = _kind(self._backend)
         self._texts: dict[int, tuple[str, bytes]] = {}  # of tokens that were asked for
@@ -68,6 +76,8 @@ class Tokenizer:
     def from_folder(cls, folder: Path) -> Tokenizer:
         """The tokenizer of a local folder; code in the folder is not run."""
         try:
+            from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
             hf = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
         except Exception as error:  # many classes, depending on what is wrong with the files
             raise ModelError(f"{folder} has no usable tokenizer: {_first_line(error)}") from error
@@ -83,15 +93,30 @@ class Tokenizer:
             return cls.from_folder(path)
         return cls.from_source(open_model(name, load_format="dummy"))
 
+    @functools.cached_property
+    def hf(self) -> PreTrainedTokenizerFast:
+        """The tokenizer of transformers, for chat templates. It is not thread-safe where it truncates or pads."""
+        described = self._described
+        return described.to_transformers() if isinstance(described, GGUFTokenizer) else described
+
+    @property
+    def chat_templates(self) -> str | dict[str, str] | None:
+        """The model's template, or several by name."""
+        return self._described.chat_template
+
     @property
     def chat_template(self) -> str | None:
         """The model's default template."""
-        template: Any = self.hf.chat_template
-        return template.get("default") if isinstance(template, dict) else template
+        templates = self.chat_templates
+        return templates.get("default") if isinstance(templates, dict) else templates
 
     def use_chat_template(self, template: str) -> None:
         """Replaces the model's templates."""
-        self.hf.chat_template = template
+        self._described.chat_template = template
+
+    def piece(self, token_id: int) -> str | None:
+        """A token as the vocabulary spells it; None if there is none of that id."""
+        return self._backend.id_to_token(token_id)
 
     def check_length(self, text: str, max_tokens: int, *, cut: bool = False) -> None:
         """Refuses text that must have more than `max_tokens` tokens by its length alone, before any time goes into it.

@@ -44,7 +44,7 @@ class ChatFormats:
     @classmethod
     def of(cls, config: ServerConfig, tokenizer: Tokenizer) -> ChatFormats:
         """Those that the options name, or that the model's chat template speaks."""
-        template: Any = tokenizer.hf.chat_template
+        template = tokenizer.chat_templates
         templates = template.values() if isinstance(template, dict) else [template or ""]
         return cls(
             tool_format(config.tool_call_parser, "\n".join(map(str, templates))),

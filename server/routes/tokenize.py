@@ -51,7 +51,7 @@ async def _encode(http: Request, body: TokenizeRequest) -> list[int]:
 
 def _names(state: Serving, ids: list[int]) -> list[str]:
     """The tokens' names in the vocabulary, as Hugging Face's tokenizer tells them."""
-    return [str(name) for name in state.llm.tokenizer.hf.convert_ids_to_tokens(ids)]
+    return [str(state.llm.tokenizer.piece(i)) for i in ids]
 
 
 def _json(answer: dict[str, Any]) -> Response:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 
-from server.watch.http_requests import CURRENT
-
 LOGGER, _UVICORN = "jaxpaged", "uvicorn"
 _FORMAT = "%(asctime)s %(levelname)-7s [%(request_id)s] %(message)s"
 
@@ -26,6 +24,8 @@ def configure_logging(level: str) -> None:
 
 def add_request_id(record: logging.LogRecord) -> bool:
     """Gives a record the id of the HTTP request that it was written for, unless it has one; "-" if for none."""
+    from server.watch.http_requests import CURRENT  # with FastAPI, which is not to hold up the engine's start
+
     request = CURRENT.get()
     if "request_id" not in record.__dict__:
         record.request_id = "-" if request is None else request.request_id

@@ -49,7 +49,10 @@ def bpe_metadata(words: list[tuple[str, str]], *, pre: str, special: dict[str, i
 
 
 def build(metadata) -> Tokenizer:
-    return Tokenizer(gguf_tokenizer(metadata))
+    """Also for transformers it is the same tokenizer: nothing is left for that to add."""
+    described = gguf_tokenizer(metadata)
+    assert described.to_transformers().backend_tokenizer.to_str() == described.backend.to_str()
+    return Tokenizer(described)
 
 
 def merge_by_score(text: str, pieces: dict[str, float]) -> list[str]:
@@ -209,7 +212,7 @@ def test_phi3_control_tokens_swallow_spaces():
 
 def cuts(pre: str, text: str) -> list[str]:
     """How a pre-tokenizer cuts, in the text's own letters."""
-    backend = gguf_tokenizer(bpe_metadata([], pre=pre)).backend_tokenizer
+    backend = gguf_tokenizer(bpe_metadata([], pre=pre)).backend
     alphabet = byte_alphabet()
     return [bytes(alphabet[c] for c in piece).decode() for piece, _ in backend.pre_tokenizer.pre_tokenize_str(text)]
 
