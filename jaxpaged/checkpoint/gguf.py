@@ -156,7 +156,7 @@ def _add(tensor: LazyTensor, offset: float) -> LazyTensor:
     def read() -> np.ndarray:
         return tensor.read() + np.asarray(offset, tensor.dtype)
 
-    return dataclasses.replace(tensor, read=read)
+    return dataclasses.replace(tensor, read=read, fill=None)
 
 
 def _undo_interleaving(tensor: LazyTensor, heads: int) -> LazyTensor:
@@ -168,7 +168,7 @@ def _undo_interleaving(tensor: LazyTensor, heads: int) -> LazyTensor:
         rows = tensor.read().reshape(heads, tensor.shape[0] // heads // 2, 2, *tensor.shape[1:])
         return rows.swapaxes(1, 2).reshape(tensor.shape)
 
-    return dataclasses.replace(tensor, read=read)
+    return dataclasses.replace(tensor, read=read, fill=None)
 
 
 def _special_ids(metadata: Mapping[str, Any]) -> dict[str, Any]:

@@ -215,11 +215,16 @@ def _tensor(
     if not _decodable(kind):
         raise UnsupportedError(f"{path}: {name} is stored as {kind.name}, which the gguf package cannot decode")
 
-    def read() -> np.ndarray:
+    def fill(out: np.ndarray) -> None:
         raw = map_file(path, offset=offset, dtype=np.dtype(np.uint8), shape=(nbytes,))
-        return _dequantize(raw, kind, shape)
+        _dequantize(raw, kind, out.reshape(-1))
 
-    return LazyTensor(shape, np.dtype(np.float32), read)
+    def read() -> np.ndarray:
+        out = np.empty(shape, np.float32)
+        fill(out)
+        return out
+
+    return LazyTensor(shape, np.dtype(np.float32), read, fill)
 
 
 @functools.cache
@@ -231,14 +236,13 @@ def _decodable(kind: GGMLQuantizationType) -> bool:
     return True
 
 
-def _dequantize(raw: np.ndarray, kind: GGMLQuantizationType, shape: tuple[int, ...]) -> np.ndarray:
-    """float32 of `shape` from its blocks, uint8 [bytes].
+def _dequantize(raw: np.ndarray, kind: GGMLQuantizationType, out: np.ndarray) -> None:
+    """Fills `out`, one axis of any float dtype, from its blocks, uint8 [bytes].
 
     The package works on 16 rows at a time whatever their length, and blocks lie one after the other across rows,
     so it is given rows of a length that keeps NumPy busy: twice as fast on the demo model.
     """
     block, block_bytes = GGML_QUANT_SIZES[kind]
-    out = np.empty(math.prod(shape), np.float32)
     step = max(_SLAB // block, 16) // 16 * 16
     total = out.size // block
     for start in range(0, total, step):
@@ -246,4 +250,3 @@ def _dequantize(raw: np.ndarray, kind: GGMLQuantizationType, shape: tuple[int, .
         rows = 16 if stop - start == step else 1
         part = raw[start * block_bytes : stop * block_bytes].reshape(rows, -1)
         out[start * block : stop * block] = quants.dequantize(part, kind).reshape(-1)
-    return out.reshape(shape)

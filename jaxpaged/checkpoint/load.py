@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -15,6 +17,7 @@ from jaxpaged.errors import CheckpointError
 
 Put = Callable[[str, np.ndarray], Any]
 Progress = Callable[[int, int], None]
+_READERS = 2  # threads that make parameters: NumPy and the system work outside the GIL
 
 
 def load_params(
@@ -28,8 +31,8 @@ def load_params(
 ) -> dict[str, Any]:
     """Makes every parameter of a model exactly once: assemble, cast, put.
 
-    Names and shapes are compared before the first tensor is read. Host memory holds the sources of one
-    parameter at a time, and the parameter before it while its transfer runs.
+    Names and shapes are compared before the first tensor is read. Host memory holds the sources of two parameters at a
+    time, and the parameter before them while its transfer runs; on a CPU the arrays made here are the device's.
 
     Args:
       table: how parameters are made from checkpoint tensors.
@@ -51,8 +54,7 @@ def load_params(
     done, params, pending = 0, {}, None
     if progress is not None:
         progress(done, total)
-    for weight in table.weights:
-        array = _make(weight, tensors, dtypes[weight.path])
+    for weight, array in _made(table.weights, tensors, dtypes):
         done += array.nbytes
         jax.block_until_ready(pending)
         pending = put(weight.path, array)
@@ -90,13 +92,25 @@ def _final_dtype(weight: Weight, wanted: Any, tensors: Mapping[str, LazyTensor],
     return np.dtype(wanted.dtype if dtype is None else jax.numpy.dtype(dtype))
 
 
+def _made(
+    weights: Sequence[Weight], tensors: Mapping[str, LazyTensor], dtypes: Mapping[str, np.dtype]
+) -> Iterator[tuple[Weight, np.ndarray]]:
+    """Each weight and its array, in order; while one is used, the next is made."""
+    with ThreadPoolExecutor(_READERS) as pool:
+        pending: deque[tuple[Weight, Future[np.ndarray]]] = deque()
+        for weight in weights:
+            pending.append((weight, pool.submit(_make, weight, tensors, dtypes[weight.path])))
+            if len(pending) == _READERS:
+                first, array = pending.popleft()
+                yield first, array.result()
+        for weight, array in pending:
+            yield weight, array.result()
+
+
 def _make(weight: Weight, tensors: Mapping[str, LazyTensor], dtype: np.dtype) -> np.ndarray:
-    array = weight.assemble([tensors[name].read() for name in weight.sources]).astype(dtype, copy=False)
-    # A view of the file must not reach the device: on a CPU, JAX keeps aligned host memory instead of copying it,
-    # and then the weights would change with the file. Views of a mapping are the only read-only arrays here.
-    if not array.flags.writeable:
-        array = array.copy()
-    return np.ascontiguousarray(array)
+    # Never a view of the file: on a CPU, JAX keeps aligned host memory instead of copying it, and then the weights
+    # would change with the file.
+    return np.ascontiguousarray(weight.assemble([tensors[name].read_as(dtype) for name in weight.sources]))
 
 
 def _check(table: CheckpointTable, wanted: Mapping[str, Any], tensors: Mapping[str, LazyTensor]) -> None:

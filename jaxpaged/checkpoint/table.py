@@ -23,7 +23,8 @@ class Weight:
     Attributes:
       path: where it lies in the params pytree, joined by "/": "layers_0/attn/qkv".
       sources: tensor names in the checkpoint (Hugging Face names), in the order `assemble` takes them.
-      assemble: makes the parameter from the sources (fuse, reshape); must not copy when it need not.
+      assemble: makes the parameter from the sources (fuse, reshape), which have its dtype already; must not copy when
+        it need not.
     """
 
     path: str

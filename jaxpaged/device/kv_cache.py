@@ -17,7 +17,7 @@ from pallas_kernels import storage_dtype
 from pallas_kernels.padding import power_of_two
 
 CPU_POOL_BYTES = 1 << 30  # of host memory, unless told otherwise; fixed, so that compiled programs can be reused
-_GRANULE = 64  # pages; keeps the shape, and with it the compiled programs, equal between starts
+_GRANULE = 64  # pages; what is free varies a little: this keeps the shape, and with it the programs, equal
 
 
 class CacheShape(Protocol):
@@ -107,9 +107,11 @@ def longest_sequence(config: EngineConfig, model: CacheShape) -> int:
 
 
 def _room(config: EngineConfig, model: CacheShape, step_bytes: int) -> int:
-    """Pages that the memory holds."""
-    room = config.kv_cache_bytes if config.kv_cache_bytes is not None else _free_bytes(config, step_bytes)
-    pages = room // page_bytes(model, config.block_size, config.kv_cache_dtype)
+    """Pages that the memory holds: all that fit in what was asked for, or nearly all that fit in what is free."""
+    page = page_bytes(model, config.block_size, config.kv_cache_dtype)
+    if config.kv_cache_bytes is not None:
+        return config.kv_cache_bytes // page
+    pages = _free_bytes(config, step_bytes) // page
     return pages - pages % _GRANULE if pages > _GRANULE else pages
 
 

@@ -58,7 +58,7 @@ def test_parameters_are_assembled_and_cast(arrays):
     params = load_params(TABLE, ABSTRACT, lazily(arrays), dtype="bfloat16")
     expected = {
         "embed": arrays["e"],
-        "layer": {"qkv": rows([arrays["q"], arrays["k"]]), "norm": arrays["n"] + 1},
+        "layer": {"qkv": rows([arrays["q"], arrays["k"]]), "norm": arrays["n"].astype(ml_dtypes.bfloat16) + 1},
     }
     for got, want in zip(jax.tree.leaves(params), jax.tree.leaves(expected), strict=True):
         assert isinstance(got, jax.Array)

@@ -49,13 +49,13 @@ def test_no_more_than_all_rows_can_use():
 
 def test_by_hand():
     assert pages(num_kv_blocks=10) == 11
-    assert pages(kv_cache_bytes=200 * PAGE_BYTES) == 192
-    assert pages(kv_cache_bytes=70 * PAGE_BYTES, max_model_len=512) == 64
+    assert pages(kv_cache_bytes=200 * PAGE_BYTES) == 200
+    assert pages(kv_cache_bytes=70 * PAGE_BYTES, max_model_len=512) == 70
 
 
 def test_the_longest_sequence_that_fits():
     config = EngineConfig(kv_cache_dtype="float32", kv_cache_bytes=200 * PAGE_BYTES)
-    assert kv_cache.longest_sequence(config, Model()) == 191 * 16
+    assert kv_cache.longest_sequence(config, Model()) == 199 * 16
     assert kv_cache.longest_sequence(EngineConfig(num_kv_blocks=10), Model()) == 160
 
 
