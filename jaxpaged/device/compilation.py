@@ -11,6 +11,7 @@ from jax import monitoring
 from jaxpaged.progress import programs_folder
 
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
+_CACHE_HIT_EVENT = "/jax/compilation_cache/cache_hits"
 
 
 class CompilationCounter(threading.local):
@@ -20,18 +21,26 @@ class CompilationCounter(threading.local):
 
     Attributes:
       count: compilations by this thread so far.
+      cache_hits: those of them that JAX's cache spared.
     """
 
     count = 0
+    cache_hits = 0
 
     def on_event(self, event: str, duration_secs: float, **_: object) -> None:
         """jax calls this in the thread that compiled."""
         if event == _COMPILE_EVENT:
             self.count += 1
 
+    def on_plain_event(self, event: str, **_: object) -> None:
+        """As `on_event`, of what takes no time."""
+        if event == _CACHE_HIT_EVENT:
+            self.cache_hits += 1
+
 
 compilations = CompilationCounter()
 monitoring.register_event_duration_secs_listener(compilations.on_event)  # for good: jax cannot remove listeners
+monitoring.register_event_listener(compilations.on_plain_event)
 
 
 def use_persistent_cache(folder: str | None) -> Path | None:

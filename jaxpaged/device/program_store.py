@@ -69,8 +69,10 @@ class ProgramStore:
         path = self._folder / self._key(name, arguments, structure)
         program = _read(path, structure)
         if program is None:
+            hits = compilations.cache_hits
             program = compile_it()
-            _write(path, program, structure)
+            if hits == compilations.cache_hits:  # XLA:CPU loses the code of a program that it has read, not compiled
+                _write(path, program, structure)
         return program
 
     def _key(self, name: str, arguments: tuple[Any, ...], structure: Any) -> str:

@@ -113,3 +113,14 @@ def test_without_a_folder_all_is_compiled(maker):
     get(None, maker)
     get(None, maker)
     assert maker.times == 2
+
+
+def test_what_jax_had_cached_is_not_kept(tmp_path, maker):
+    """XLA:CPU cannot write a program whole that it has read."""
+
+    def hit() -> jax.stages.Compiled:
+        compilations.on_plain_event("/jax/compilation_cache/cache_hits")
+        return maker()
+
+    ProgramStore(tmp_path).program("add", ARGUMENTS, hit)
+    assert not files(tmp_path)

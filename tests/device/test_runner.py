@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -149,7 +148,8 @@ def test_small_buckets_are_used_as_they_are_compiled(runner, monkeypatch):
     threads: list[Callable[[], None]] = []
     monkeypatch.setattr(Runner, "_bucket_programs", lambda _, some: [lambda: compiled.extend(some)])
     monkeypatch.setattr(Runner, "run_padding", lambda _, some: padded.extend(some))
-    monkeypatch.setattr(threading, "Thread", lambda target, **_: SimpleNamespace(start=lambda: threads.append(target)))
+    thread = lambda target, **_: SimpleNamespace(start=lambda: threads.append(target))  # noqa: E731
+    monkeypatch.setattr("jaxpaged.device.runner.threading", SimpleNamespace(Thread=thread))
     largest = [buckets.decode[-1], buckets.mixed[-1]]
     fresh.warm_up(gradually=True)
     assert compiled == padded == largest
