@@ -169,10 +169,10 @@ class Runner:
     @property
     def cold_programs(self) -> dict[str, list[int]]:
         """Which of them are not, and are compiled when they are first needed."""
-        tokens = sorted({bucket.tokens for bucket in self.buckets.all})
+        tokens = [bucket.tokens for bucket in self.buckets.mixed]
         every = {
             "decoding, by requests": [bucket.rows for bucket in self.buckets.decode],
-            "forward, by tokens": [bucket.tokens for bucket in self.buckets.mixed],
+            "forward, by tokens": tokens,
             "sampling, by rows": self.buckets.sample_rows,
             "prompt logprobs, by tokens": tokens,
             "pooling, by tokens": tokens,
@@ -221,7 +221,7 @@ class Runner:
         ]
         needed += [lambda b=b: self._decode_program(b) for b in reversed(buckets) if self._loops(b, 2)]
         needed += self.samplers.programs(sorted({self.buckets.num_logits(bucket) for bucket in buckets}))
-        token_counts = {bucket.tokens for bucket in buckets}
+        token_counts = {bucket.tokens for bucket in buckets if not bucket.decode_only}
         return [*needed, *self._hidden_rows.programs(token_counts), *self._pooling.programs(token_counts)]
 
     def _warm_up_others(self) -> None:
@@ -257,7 +257,10 @@ class Runner:
             self.kv_pages = self._blocks.apply(self.kv_pages, step)
             for admission in step.admissions:
                 self._take_in(admission)
-            launched = self._forward(step, self.buckets.pick(len(step.slots), step.total_tokens, self._unready))
+            # What looks at prompts has programs for the hidden states of mixed buckets only.
+            mixed = bool(step.prompt_ranges or step.pooled)
+            bucket = self.buckets.pick(len(step.slots), step.total_tokens, self._unready, mixed=mixed)
+            launched = self._forward(step, bucket)
             if not step.masked:
                 self._sample(launched)
         return launched
