@@ -128,7 +128,7 @@ class FakeRunner:
             features(admission.request, config.logprobs_mode)
         bucket = self.buckets.pick(len(step.slots), step.total_tokens)
         pack(step, bucket, scratch_slot=config.max_num_seqs, block_size=BLOCK_SIZE)
-        tokens = np.full(self.buckets.num_logits(bucket), 7, np.int32)
+        tokens = np.full(self.buckets.result_sizes(bucket).logits, 7, np.int32)
         return Queued(step, tokens, self.device.queue(), bucket.tokens - step.total_tokens)
 
     def collect(self, launched: Queued) -> StepResult:

@@ -107,7 +107,7 @@ def measure_step(case: str, _: str) -> dict[str, float]:
     before = reset_peak()
     bucket = runner.buckets.all[-1]
     runner.run_padding([bucket])
-    programs = runner.programs[bucket], runner.samplers.full[runner.buckets.num_logits(bucket)]
+    programs = runner.programs[bucket], runner.samplers.full[runner.buckets.result_sizes(bucket).logits]
     return _row(held + sum(sum(program_bytes(program)) for program in programs), held + peak() - before)
 
 

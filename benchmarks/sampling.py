@@ -101,7 +101,7 @@ def measure(runner: Runner, num_rows: int, num_steps: int, repetitions: int) -> 
     """One row of the table."""
     step_times(runner, num_rows, 1, KINDS["greedy"])  # compiles
     buckets, plain = runner.buckets, runner.samplers.plain
-    num_logits = buckets.num_logits(buckets.pick(num_rows, num_rows))
+    num_logits = buckets.result_sizes(buckets.pick(num_rows, num_rows)).logits
     engine, bare = plain[num_logits], jax.jit(only_argmax, donate_argnums=0)
     medians: dict[str, list[float]] = {kind: [] for kind in KINDS}
     for repetition in range(repetitions + 1):

@@ -276,8 +276,9 @@ class Model:
         runner = self.runner
         if bucket in runner.programs and not variant:
             return {}
-        num_rows = runner.buckets.num_logits(bucket)
-        forward = make_forward(runner.module, runner.step_options, bucket, num_rows)
+        results = runner.buckets.result_sizes(bucket)
+        num_rows = results.logits
+        forward = make_forward(runner.module, runner.step_options, bucket, results)
         sample = make_sample_plain(runner.step_options)  # all requests are greedy
         sizes = forward_arguments(runner.params, runner.kv_pages, runner.slots, bucket, self.options.block_size)
         logits = sample_plain_arguments(runner.slots, num_rows, self.config.vocab_size)

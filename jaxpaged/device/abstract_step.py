@@ -14,7 +14,7 @@ from jaxpaged import models
 from jaxpaged.config import engine_config, resolve
 from jaxpaged.core.sampling_params import logprob_columns
 from jaxpaged.device import kv_cache
-from jaxpaged.device.buckets import Bucket
+from jaxpaged.device.buckets import Bucket, ResultSizes
 from jaxpaged.device.decode_program import decode_arguments, make_decode
 from jaxpaged.device.options import empty_options
 from jaxpaged.device.slots import empty_slots
@@ -126,6 +126,7 @@ def abstract_step(
         implementation=implementation or {"cpu": "xla"}.get(platform, platform),
     )
     bucket = Bucket(tokens or rows, rows)
+    sizes = ResultSizes(logits=rows, hidden=bucket.tokens)
     params = models.abstract_params(module)
     pool_bytes = _room(params, memory) if pool_bytes is None else pool_bytes
     pages = pool_bytes // kv_cache.page_bytes(config, engine.block_size, engine.kv_cache_dtype, platform)
@@ -134,7 +135,7 @@ def abstract_step(
     slots = jax.eval_shape(partial(empty_slots, engine.max_num_seqs, engine.max_model_len, max_pages))
     wide = jax.eval_shape(partial(empty_options, engine.max_num_seqs, config.vocab_size))
     forward = AbstractProgram(
-        function=make_forward(module, step_options, bucket, rows),
+        function=make_forward(module, step_options, bucket, sizes),
         args=forward_arguments(params, pool, slots, bucket, engine.block_size),
         donate_argnums=FORWARD_DONATED,
         row_major=(1,) if kv_cache.row_major(platform) else (),
@@ -144,7 +145,7 @@ def abstract_step(
     decode = None
     if bucket.decode_only:
         decode = forward._replace(
-            function=make_decode(module, step_options, bucket, rows, max(2, engine.max_decode_steps)),
+            function=make_decode(module, step_options, bucket, sizes, max(2, engine.max_decode_steps)),
             args=decode_arguments(params, pool, slots, wide, bucket, engine.block_size),
         )
     sample, plain = _samplers(step_options, slots, wide, rows, config.vocab_size, platform)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, order=True)
@@ -70,6 +71,18 @@ are cut to fit.
 """
 
 
+class ResultSizes(NamedTuple):
+    """What the results of a bucket's forward pass are padded to, so that few programs can read them.
+
+    Attributes:
+      logits: R, rows of logits.
+      hidden: rows of hidden states.
+    """
+
+    logits: int
+    hidden: int
+
+
 class BucketTable:
     """The buckets of an engine, smallest first, and the choice among them.
 
@@ -79,6 +92,7 @@ class BucketTable:
     Attributes:
       sample_rows: R of each sampling program, smallest first: at most twice the rows of any decode-only bucket that it
         serves.
+      hidden_rows: rows of hidden states of mixed buckets, smallest first; those of others are read by no program.
       step_cost: as of `Spacing`.
     """
 
@@ -88,14 +102,13 @@ class BucketTable:
         self.mixed = [Bucket(n, min(n - 1, max_num_seqs)) for n in sorted(set(mixed_tokens))]
         rows = {bucket.rows for bucket in self.decode} | {max(bucket.rows for bucket in self.all)}
         self.sample_rows = _at_least_halved(sorted(rows))
+        self.hidden_rows = _at_least_halved([bucket.tokens for bucket in self.mixed])
 
     @property
     def all(self) -> list[Bucket]:
         return self.decode + self.mixed
 
-    def pick(
-        self, num_rows: int, num_tokens: int, unready: Container[Bucket] = (), *, mixed: bool = False
-    ) -> Bucket:
+    def pick(self, num_rows: int, num_tokens: int, unready: Container[Bucket] = (), *, mixed: bool = False) -> Bucket:
         """The smallest bucket that holds `num_tokens` tokens in `num_rows` rows (each has at least one).
 
         Args:
@@ -107,9 +120,11 @@ class BucketTable:
                 return bucket
         raise AssertionError(f"no bucket for {num_rows} rows and {num_tokens} tokens in {self.all}")
 
-    def num_logits(self, bucket: Bucket) -> int:
-        """R, the rows of logits that a bucket yields: those of the smallest sampling program that holds its rows."""
-        return next(n for n in self.sample_rows if n >= bucket.rows)
+    def result_sizes(self, bucket: Bucket) -> ResultSizes:
+        """Those of the smallest programs that hold a bucket's results."""
+        logits = next(n for n in self.sample_rows if n >= bucket.rows)
+        hidden = bucket.tokens if bucket.decode_only else next(n for n in self.hidden_rows if n >= bucket.tokens)
+        return ResultSizes(logits, hidden)
 
 
 def bucket_table(

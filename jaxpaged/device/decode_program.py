@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxpaged.device import batch as batches
-from jaxpaged.device.buckets import Bucket
+from jaxpaged.device.buckets import Bucket, ResultSizes
 from jaxpaged.device.draw import most_likely
 from jaxpaged.device.options import Options
 from jaxpaged.device.sampling import sample as sample_tokens
@@ -49,13 +49,18 @@ def decode_arguments(
 
 
 def lower_decode(
-    module: Decoder, options: StepOptions, bucket: Bucket, num_logits: int, max_steps: int, arguments: tuple[Any, ...]
+    module: Decoder,
+    options: StepOptions,
+    bucket: Bucket,
+    sizes: ResultSizes,
+    max_steps: int,
+    arguments: tuple[Any, ...],
 ) -> jax.stages.Lowered:
     """`make_decode`, ready to be compiled for this device; see `lower_forward`."""
-    return lower_in_place(make_decode(module, options, bucket, num_logits, max_steps), arguments, num_results=4)
+    return lower_in_place(make_decode(module, options, bucket, sizes, max_steps), arguments, num_results=4)
 
 
-def make_decode(module: Decoder, options: StepOptions, bucket: Bucket, num_logits: int, max_steps: int) -> Decode:
+def make_decode(module: Decoder, options: StepOptions, bucket: Bucket, sizes: ResultSizes, max_steps: int) -> Decode:
     """`decode(params, kv_pages, slots, wide, packed) -> (kv_pages, slots, forwarded, decoded)`, to be jitted.
 
     It is as many `forward` as `batch.num_steps` says, and samples between two of them. It stops early when a row has
@@ -65,7 +70,7 @@ def make_decode(module: Decoder, options: StepOptions, bucket: Bucket, num_logit
     Args:
       max_steps: at least `batch.num_steps`.
     """
-    compute = make_compute(module, options, bucket, num_logits)
+    compute = make_compute(module, options, bucket, sizes)
 
     def decode(params: dict, kv_pages: jax.Array, slots: Slots, wide: Options, packed: jax.Array):
         first = batches.unpack(packed, bucket)
@@ -81,7 +86,7 @@ def make_decode(module: Decoder, options: StepOptions, bucket: Bucket, num_logit
                 with jax.named_scope("sample"):
                     tokens = _sample_alone(options, now, wide, forwarded)
                 ended = (tokens < 0) | jnp.any(now.stop_ids[forwarded.rows.slots] == tokens[:, None], axis=-1)
-                live = jnp.arange(num_logits) < batch.num_samples
+                live = jnp.arange(sizes.logits) < batch.num_samples
                 later = batches.record_tokens(now, forwarded.rows, tokens)
                 return later.history, state.tokens.at[num_steps - 1].set(tokens), jnp.any(ended & live)
 
@@ -92,7 +97,7 @@ def make_decode(module: Decoder, options: StepOptions, bucket: Bucket, num_logit
 
         shapes = jax.eval_shape(compute, params, kv_pages, slots, first)[1]
         nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-        tokens = jnp.zeros((max_steps - 1, num_logits), jnp.int32)
+        tokens = jnp.zeros((max_steps - 1, sizes.logits), jnp.int32)
         state = _Decoding(jnp.int32(0), jnp.asarray(False), kv_pages, slots.history, tokens, nothing)
         state = jax.lax.while_loop(lambda state: ~state.ended, step, state)
         slots = slots._replace(history=state.history)

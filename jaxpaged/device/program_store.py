@@ -26,7 +26,7 @@ from typing import Any
 
 import flax
 import jax
-import jaxlib
+import jaxlib.version
 import ml_dtypes
 import numpy as np
 from jax.experimental import serialize_executable
@@ -110,7 +110,8 @@ def _write(path: Path, program: jax.stages.Compiled, structure: Any) -> None:
     """Keeps a program, unless it cannot be: then the next start compiles it as well."""
     with contextlib.suppress(OSError, ValueError, NotImplementedError, jax.errors.JaxRuntimeError):
         serialized, arguments, results = serialize_executable.serialize(program)
-        if arguments != structure or program.runtime_executable().local_devices() != jax.devices()[:1]:
+        executable = program.runtime_executable()
+        if arguments != structure or executable is None or executable.local_devices() != jax.devices()[:1]:
             return
         described = json.dumps(_described(results.unflatten([None] * results.num_leaves)))
         content = zlib.compress(described.encode() + b"\n" + serialized, 1)
@@ -165,7 +166,7 @@ def _private(folder: Path) -> Path | None:
 def _surroundings() -> str:
     """What programs depend on that stays the same while a process runs."""
     device = jax.devices()[0]
-    versions = [jax.__version__, jaxlib.__version__, flax.__version__, np.__version__, ml_dtypes.__version__]
+    versions = [jax.__version__, jaxlib.version.__version__, flax.__version__, np.__version__, ml_dtypes.__version__]
     machine = [device.platform, device.device_kind, device.client.platform_version, len(jax.devices())]
     if device.platform == "cpu":
         machine += [sorted(cpu_flags()), len(os.sched_getaffinity(0)), os.cpu_count()]

@@ -169,13 +169,12 @@ class Runner:
     @property
     def cold_programs(self) -> dict[str, list[int]]:
         """Which of them are not, and are compiled when they are first needed."""
-        tokens = [bucket.tokens for bucket in self.buckets.mixed]
         every = {
             "decoding, by requests": [bucket.rows for bucket in self.buckets.decode],
-            "forward, by tokens": tokens,
+            "forward, by tokens": [bucket.tokens for bucket in self.buckets.mixed],
             "sampling, by rows": self.buckets.sample_rows,
-            "prompt logprobs, by tokens": tokens,
-            "pooling, by tokens": tokens,
+            "prompt logprobs, by tokens": self.buckets.hidden_rows,
+            "pooling, by tokens": self.buckets.hidden_rows,
         }
         warm = self.warm_programs
         return {kind: [size for size in sizes if size not in warm[kind]] for kind, sizes in every.items()}
@@ -220,9 +219,9 @@ class Runner:
             lambda bucket=bucket: self._program(bucket) for bucket in reversed(buckets) if not self._loops(bucket, 1)
         ]
         needed += [lambda b=b: self._decode_program(b) for b in reversed(buckets) if self._loops(b, 2)]
-        needed += self.samplers.programs(sorted({self.buckets.num_logits(bucket) for bucket in buckets}))
-        token_counts = {bucket.tokens for bucket in buckets if not bucket.decode_only}
-        return [*needed, *self._hidden_rows.programs(token_counts), *self._pooling.programs(token_counts)]
+        needed += self.samplers.programs(sorted({self.buckets.result_sizes(bucket).logits for bucket in buckets}))
+        hidden = {self.buckets.result_sizes(bucket).hidden for bucket in buckets if not bucket.decode_only}
+        return [*needed, *self._hidden_rows.programs(hidden), *self._pooling.programs(hidden)]
 
     def _warm_up_others(self) -> None:
         """Compiles the programs of buckets that are not ready, one after the other, small ones first."""
@@ -240,7 +239,7 @@ class Runner:
             plain = self._forward(Step(), bucket)
             full = dataclasses.replace(plain)
             self._sample(plain)
-            self._sample(full, self.samplers.no_masks(self.buckets.num_logits(bucket)))
+            self._sample(full, self.samplers.no_masks(self.buckets.result_sizes(bucket).logits))
             self.collect(plain)
             self.collect(full)
 
@@ -364,7 +363,7 @@ class Runner:
         if bucket not in self.decode_programs:
             state = self.params, abstract(self.kv_pages), self.slots, self.options
             arguments = decode_arguments(*state, bucket, self.config.block_size)
-            sizes = self.buckets.num_logits(bucket), self.config.max_decode_steps
+            sizes = self.buckets.result_sizes(bucket), self.config.max_decode_steps
 
             def compiled() -> jax.stages.Compiled:
                 lowered = lower_decode(self.module, self.step_options, bucket, *sizes, arguments)
@@ -375,13 +374,13 @@ class Runner:
 
     def _compile_forward(self, bucket: Bucket, kv_pages: jax.ShapeDtypeStruct) -> jax.stages.Compiled:
         arguments = forward_arguments(self.params, kv_pages, self.slots, bucket, self.config.block_size)
-        num_logits = self.buckets.num_logits(bucket)
+        sizes = self.buckets.result_sizes(bucket)
 
         def compiled() -> jax.stages.Compiled:
-            lowered = lower_forward(self.module, self.step_options, bucket, num_logits, arguments)
+            lowered = lower_forward(self.module, self.step_options, bucket, sizes, arguments)
             return compile_step(lowered, compiler_options(jax.default_backend()))
 
-        return self._store.program(f"forward {bucket} {num_logits}", arguments, compiled)
+        return self._store.program(f"forward {bucket} {sizes}", arguments, compiled)
 
     def _admit_program(self) -> jax.stages.Compiled:
         packed = jax.ShapeDtypeStruct((admission_size(self.slots),), jnp.int32)

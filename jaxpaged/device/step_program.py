@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from jaxpaged.device import batch as batches
 from jaxpaged.device.batch import Batch, SampleRows
-from jaxpaged.device.buckets import Bucket
+from jaxpaged.device.buckets import Bucket, ResultSizes
 from jaxpaged.device.draw import most_likely
 from jaxpaged.device.kv_cache import pages_format
 from jaxpaged.device.logits_processor import LogitsProcessor
@@ -60,7 +60,7 @@ class Forwarded(NamedTuple):
     Attributes:
       logits: f32[R, V], raw, of the rows that sample; R >= S.
       rows: which these are.
-      hidden: [T, D], of every token after the final norm.
+      hidden: [at least T, D], of every token after the final norm.
     """
 
     logits: jax.Array
@@ -114,17 +114,18 @@ def compiler_options(platform: str) -> dict[str, str | bool]:
 
     On CPUs what XLA does for faster code takes twice the CPU time to compile, and steps are no faster for it.
     """
-    return {
+    options: dict[str, dict[str, str | bool]] = {
         "gpu": {"xla_gpu_experimental_force_split_k": "1"},
         "cpu": {"xla_cpu_opt_preset": "CPU_OPT_PRESET_FAST_COMPILE"},
-    }.get(platform, {})
+    }
+    return options.get(platform, {})
 
 
 def lower_forward(
-    module: Decoder, options: StepOptions, bucket: Bucket, num_logits: int, arguments: tuple[Any, ...]
+    module: Decoder, options: StepOptions, bucket: Bucket, sizes: ResultSizes, arguments: tuple[Any, ...]
 ) -> jax.stages.Lowered:
     """`make_forward`, ready to be compiled for this device: its pool lies as `kv_cache.pages_format` says."""
-    return lower_in_place(make_forward(module, options, bucket, num_logits), arguments, num_results=3)
+    return lower_in_place(make_forward(module, options, bucket, sizes), arguments, num_results=3)
 
 
 def lower_in_place(function: Callable[..., Any], arguments: tuple[Any, ...], *, num_results: int) -> jax.stages.Lowered:
@@ -155,16 +156,16 @@ def program_bytes(program: jax.stages.Compiled) -> tuple[int, int]:
     return analysis.output_size_in_bytes - analysis.alias_size_in_bytes, analysis.temp_size_in_bytes
 
 
-def make_forward(module: Decoder, options: StepOptions, bucket: Bucket, num_logits: int) -> Forward:
+def make_forward(module: Decoder, options: StepOptions, bucket: Bucket, sizes: ResultSizes) -> Forward:
     """`forward(params, kv_pages, slots, packed) -> (kv_pages, slots, forwarded)`, to be jitted.
 
     `kv_pages` and `slots` are meant to be donated: `FORWARD_DONATED`.
 
     Args:
-      num_logits: R, at least the bucket's rows; the others are padding.
+      sizes: at least the bucket's; the rest is padding.
     """
 
-    compute = make_compute(module, options, bucket, num_logits)
+    compute = make_compute(module, options, bucket, sizes)
 
     def forward(params: dict, kv_pages: jax.Array, slots: Slots, packed: jax.Array):
         batch = batches.unpack(packed, bucket)
@@ -176,7 +177,7 @@ def make_forward(module: Decoder, options: StepOptions, bucket: Bucket, num_logi
 
 
 def make_compute(
-    module: Decoder, options: StepOptions, bucket: Bucket, num_logits: int
+    module: Decoder, options: StepOptions, bucket: Bucket, sizes: ResultSizes
 ) -> Callable[[dict, jax.Array, Slots, Batch], tuple[jax.Array, Forwarded]]:
     """The forward pass of rows whose blocks are in their tables."""
 
@@ -200,8 +201,10 @@ def make_compute(
             module.apply({"params": params}, layout.token_ids, layout.positions, context),
         )
         last = hidden.at[layout.query_start_loc[batch.sample_rows + 1] - 1].get(mode="clip")
-        logits = _head(module, options, bucket, num_logits, params, last, batch)
-        return context.kv_pages, Forwarded(logits, batches.rows_to_sample(slots, batch, num_logits), hidden)
+        logits = _head(module, options, bucket, sizes.logits, params, last, batch)
+        rows = batches.rows_to_sample(slots, batch, sizes.logits)
+        hidden = jnp.pad(hidden, ((0, sizes.hidden - bucket.tokens), (0, 0)))
+        return context.kv_pages, Forwarded(logits, rows, hidden)
 
     return compute
 

@@ -43,7 +43,8 @@ class Tokenizer:
         if isinstance(described, GGUFTokenizer):
             self._backend = described.backend
             ids = {name: self._backend.token_to_id(token) for name, token in described.special.items() if token}
-            named, bos, eos = set(ids.values()), ids.get("bos_token"), ids.get("eos_token")
+            named = {i for i in ids.values() if i is not None}
+            bos, eos = ids.get("bos_token"), ids.get("eos_token")
         else:
             # A copy of our own: transformers changes the state of its backend (truncation, padding) from call to call,
             # and a change during another thread's encode is an error ("Already borrowed").

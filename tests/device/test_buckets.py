@@ -16,8 +16,11 @@ def test_every_step_within_the_limits_has_a_bucket(seqs, tokens, platform, few, 
     bucket = table.pick(rows, total)
     assert bucket.rows >= rows and bucket.tokens >= total
     assert bucket.decode_only == (rows == total)
-    assert bucket.rows <= table.num_logits(bucket)
-    assert not bucket.decode_only or table.num_logits(bucket) <= 2 * bucket.rows
+    assert bucket.rows <= table.result_sizes(bucket).logits
+    assert not bucket.decode_only or table.result_sizes(bucket).logits <= 2 * bucket.rows
+    mixed = table.pick(rows, total, mixed=True)
+    assert not mixed.decode_only and mixed.rows >= rows and mixed.tokens >= total
+    assert table.result_sizes(mixed).hidden in table.hidden_rows and table.result_sizes(mixed).hidden >= mixed.tokens
 
 
 @pytest.mark.parametrize(
@@ -52,6 +55,13 @@ def test_tokens_alone_decide_how_much_a_mixed_step_is_padded():
 def test_few_buckets(platform, few, most):
     seqs, tokens = (32, 256) if platform == "cpu" else (256, 8192)
     assert len(bucket_table(seqs, tokens, platform, min_decode_rows=few).all) <= most
+
+
+@pytest.mark.parametrize("few", [1, 8])
+def test_fewer_than_25_programs_on_a_cpu(few):
+    """By default: those of the buckets, and two to admit requests, one to copy blocks, one to score prompts."""
+    table = bucket_table(32, 256, "cpu", min_decode_rows=few)
+    assert len(table.all) + 2 * len(table.sample_rows) + 2 * len(table.hidden_rows) + 4 < 25
 
 
 def test_new_blocks_bound():

@@ -130,7 +130,7 @@ def test_what_the_host_memory_holds(runner):
 def test_nothing_compiled_after_warm_up(runner):
     """Strict mode would have raised; warm-up made no program that it does not count."""
     assert runner.recompilations == 0
-    assert runner.num_programs == 2 + 2 + 2 + 5 + 3 + 2, "forward, sample, admissions, blocks, prompts, vectors"
+    assert runner.num_programs == 2 + 2 + 2 + 5 + 2 + 1, "forward, sample, admissions, blocks, prompts, vectors"
     assert not any(runner.cold_programs.values())
     tokens = sorted(bucket.tokens for bucket in runner.buckets.all)
     warm = runner.warm_programs
