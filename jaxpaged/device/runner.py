@@ -188,7 +188,7 @@ class Runner:
         return pack_options(request, self._vocab_rows, self.config.logits_processors)
 
     def warm_up(self, progress: Progress | None = None, *, gradually: bool = False) -> None:
-        """Compiles every program and runs each once on padding.
+        """Compiles every program, and runs each once on padding unless this is a CPU.
 
         Args:
           gradually: wait only for those of the largest buckets, which any step fits; the others are compiled in a
@@ -209,7 +209,8 @@ class Runner:
                     progress(done, len(needed))
         for future in pending:
             future.result()
-        self.run_padding(buckets)
+        if not _on_cpu():  # where the first run takes what later ones do not
+            self.run_padding(buckets)
         if self._unready:
             threading.Thread(target=self._warm_up_others, name="jaxpaged-warm-up", daemon=True).start()
 

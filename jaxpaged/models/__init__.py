@@ -92,5 +92,9 @@ def _uniform(key: jax.Array, index: int, shape: tuple[int, ...], dtype: Any) -> 
 
 
 def _boxed_params(module: Decoder) -> Any:
+    """As `module.init` would make them, of which one layer is traced: all have parameters of the same shapes."""
     token = jax.ShapeDtypeStruct((1,), jnp.int32)
-    return jax.eval_shape(module.init, jax.random.key(0), token, token, DenseContext())["params"]
+    one = module.clone(config=module.config.first_layers(1))
+    params = dict(jax.eval_shape(one.init, jax.random.key(0), token, token, DenseContext())["params"])
+    layer = params.pop("layers_0")
+    return params | {f"layers_{i}": layer for i in range(module.config.num_layers)}

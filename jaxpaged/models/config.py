@@ -85,6 +85,11 @@ class ModelConfig:
         ropes = tuple(with_context_len(rope, max_model_len) for rope in self.ropes)
         return dataclasses.replace(self, ropes=ropes)
 
+    def first_layers(self, count: int) -> ModelConfig:
+        """The model's first layers alone."""
+        rope_of_layer, windows = self.rope_of_layer[:count], self.sliding_windows[:count]
+        return dataclasses.replace(self, num_layers=count, rope_of_layer=rope_of_layer, sliding_windows=windows)
+
 
 def read_config(hf: Mapping[str, Any], **facts: Any) -> ModelConfig:
     """The fields that config.json names alike in every family; `facts` are the family's own and win.

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 from jax.sharding import PartitionSpec
 
 from jaxpaged.layers.attention import DenseContext
@@ -112,3 +113,11 @@ def test_a_layer_is_four_products_and_weights_are_used_where_they_lie():
     smallest = min(leaf.size for leaf in jax.tree.leaves(abstract_params(module)["layers_0"]) if leaf.ndim > 1)
     moved = re.findall(r"= f32\[([\d,]+)\]\S* (?:copy|transpose)\(", lowered.compile().as_text())
     assert all(math.prod(map(int, shape.split(","))) < smallest for shape in moved), moved
+
+
+@pytest.mark.parametrize("name", sorted(CASES))
+def test_one_layer_stands_for_all(name: str):
+    """What `abstract_params` makes of one traced layer is what all of them would be."""
+    module, token = make_module(name), jax.ShapeDtypeStruct((1,), jnp.int32)
+    whole = jax.eval_shape(module.init, jax.random.key(0), token, token, DenseContext())["params"]
+    assert abstract_params(module) == nn.meta.unbox(whole)
