@@ -20,7 +20,7 @@ from pallas_kernels.ragged_paged_attention import work
 DECODE_KEYS = 64  # per item
 DECODE_ITEMS = (4, 32)  # per loop iteration: at least, at most; as many as there are rows
 PREFILL_QUERIES = 64  # per item, at most
-PREFILL_KEYS = 128  # per loop iteration
+PREFILL_KEYS = (512, 128)  # per loop iteration: as long as there are so many, and for the rest
 
 _LOWEST = -1e30  # stands for -inf: differences of it stay finite
 
@@ -209,9 +209,9 @@ def _prefill(
         tile_queries = lax.dynamic_slice_in_dim(queries, token, tile).transpose(1, 2, 0, 3)
         query_positions = (first + tile_tokens - wanted)[:, None]
 
-        def key_tile(state):
+        def key_tile(state, size):
             start, high, total, acc = state
-            positions = start + jnp.arange(PREFILL_KEYS)
+            positions = start + jnp.arange(size)
             k, v = pool.read(row[None], positions[None], (positions < length)[None])
             s = jnp.einsum("kgth,khc->kgtc", tile_queries, k[0])
             s = scores.finish(s, scores.sees(query_positions, positions) & (positions < length))
@@ -221,7 +221,7 @@ def _prefill(
             keep = jnp.exp(high - new_high)
             tile_acc = jnp.einsum("kgtc,kch->kgth", weights, v[0])
             return (
-                start + PREFILL_KEYS,
+                start + size,
                 new_high,
                 total * keep + jnp.sum(weights, axis=-1),
                 acc * keep[..., None] + tile_acc,
@@ -229,9 +229,12 @@ def _prefill(
 
         high, total = scores.start((tile, kv_heads, group))
         high, total = high.transpose(1, 2, 0), total.transpose(1, 2, 0)
-        keys = work.first_key(first, pool.chunk(PREFILL_KEYS), scores.sliding_window)
+        large, small = PREFILL_KEYS
+        keys = work.first_key(first, pool.chunk(small), scores.sliding_window)
         state = (keys, high, total, jnp.zeros((*high.shape, head_dim)))
-        _, _, total, acc = lax.while_loop(lambda state: state[0] < length, key_tile, state)
+        state = lax.while_loop(lambda s: s[0] + large <= length, functools.partial(key_tile, size=large), state)
+        state = lax.while_loop(lambda s: s[0] < length, functools.partial(key_tile, size=small), state)
+        _, _, total, acc = state
         tile_out = (acc / jnp.maximum(total, 1e-30)[..., None]).transpose(2, 0, 1, 3)
         mine = ((tile_tokens >= wanted) & (tile_tokens < cu_q_lens[row] + q_lens[row]))[:, None, None, None]
         old = lax.dynamic_slice_in_dim(out, token, tile)
