@@ -187,6 +187,10 @@ CASES: dict[str, Case] = {
     "mixed_nothing": _STEP,
     "prefill": replace(_STEP, rows=((288, 288),)),
     "prefill_chunk": replace(_STEP, rows=((40, 300), (64, 500), (128, 128), (5, 150))),
+    "prefill_long_chunk": replace(_STEP, rows=((70, 600), (2, 513))),
+    "prefill_long_chunk_with_window_on_large_pages": Case(
+        rows=((40, 1100),), heads=2, kv_heads=1, head_dim=64, page_size=256, sliding_window=600, decode_only=False
+    ),
     "decodes_in_a_mixed_program": replace(_STEP, rows=tuple((1, 1 + 17 * i) for i in range(8))),
     "many_queries_in_a_decode_shape": Case(rows=((1, 40), (2, 20), (2, 2)), num_rows=5, decode_only=False),
     # Page sizes, heads and dtypes, several at a time.

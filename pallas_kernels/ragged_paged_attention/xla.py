@@ -230,7 +230,7 @@ def _prefill(
         high, total = scores.start((tile, kv_heads, group))
         high, total = high.transpose(1, 2, 0), total.transpose(1, 2, 0)
         large, small = PREFILL_KEYS
-        keys = work.first_key(first, pool.chunk(small), scores.sliding_window)
+        keys = work.first_key(first, pool.chunk(large), scores.sliding_window)
         state = (keys, high, total, jnp.zeros((*high.shape, head_dim)))
         state = lax.while_loop(lambda s: s[0] + large <= length, functools.partial(key_tile, size=large), state)
         state = lax.while_loop(lambda s: s[0] < length, functools.partial(key_tile, size=small), state)
