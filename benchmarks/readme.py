@@ -9,6 +9,7 @@ from typing import Any
 
 from benchmarks import http_parts, http_path, http_peers, peers, record
 from benchmarks.host_overhead import COLUMNS as HOST_COLUMNS
+from benchmarks.padding import COLUMNS as PADDING_COLUMNS
 from benchmarks.sampling import COLUMNS as SAMPLING_COLUMNS
 from benchmarks.startup import COLUMNS as STARTUP_COLUMNS
 
@@ -18,19 +19,24 @@ BEGIN, END = "<!-- benchmark table -->", "<!-- end of benchmark table -->"
 def section() -> str:
     """The text between the README's markers."""
     host, startup, sampling = _read("host_overhead"), _read("startup"), _read("sampling")
+    padding = _read("padding")
     return "\n\n".join(
         [
             peers.tables(_read("peers")),
-            _scaling(),
+            *([_scaling()] if (record.RESULTS / "scaling.json").exists() else []),
             _http_peers(),
             _http_path(),
-            "Host time a step, without a device (`python -m benchmarks.host_overhead`):",
+            "Host time a step; and how long a device whose steps take 5 ms has nothing to do "
+            "(`python -m benchmarks.host_overhead`):",
             record.table(host["results"], HOST_COLUMNS),
             f"A decode step of {sampling['settings']['model']} with random float32 weights, by how tokens are chosen "
             "(top_p 0.9 at temperature 0.8; `python -m benchmarks.sampling`):",
             record.table(sampling["results"], SAMPLING_COLUMNS),
-            "Start of the demo model as in `make demo`, in seconds (`python -m benchmarks.startup`):",
+            "Starts of the demo model, as in `make demo` and of the server with default settings "
+            "(`python -m benchmarks.startup`):",
             record.table(startup["results"], STARTUP_COLUMNS),
+            "Padding in what steps compute, simulated (`python -m benchmarks.padding`):",
+            record.table(padding["results"], PADDING_COLUMNS),
         ]
     )
 

@@ -23,11 +23,13 @@ class Draft:
 
     Attributes:
       budget: most tokens that it may have.
+      is_searching: the search for a waiting prompt's prefix goes on in the next one.
     """
 
     budget: int
     step: Step = field(default_factory=Step)
     chunks: list[Chunk] = field(default_factory=list)
+    is_searching: bool = False
 
     @property
     def num_tokens(self) -> int:

@@ -214,7 +214,7 @@ class Scheduler:
             masks=bool(roster.num_grammars),
             vectors=bool(roster.num_pooled),
         )
-        if max_steps > 1 and not draft.chunks and self._is_steady(step):
+        if max_steps > 1 and not (draft.chunks or draft.is_searching) and self._is_steady(step):
             stretch(step, self.block_manager, max_steps)
         return step
 
@@ -312,7 +312,8 @@ class Scheduler:
             if request.num_inflight_tokens:
                 break  # preempted: the device has to be told its tokens, so they must be known
             if draft.has_rows and self.roster.has_slot and not self._residency.search(request):
-                break  # its prompt is long, and these rows need not wait for a look at all of it
+                draft.is_searching = True  # its prompt is long, and these rows need not wait for a look at all of it
+                break
             shared = self._residency.find_shared(request) if self.roster.has_slot else []
             needed = pool.blocks_for(request.num_tokens + 1) - len(shared)
             fits = not self.running or needed + owed + len(self.running) <= pool.num_available_after(shared)
@@ -353,7 +354,9 @@ class Scheduler:
         moves = step.admissions or step.copies or step.swap_out or step.swap_in
         needs_host = step.masked or step.wants_logprobs or step.pooled
         comes_back = self.waiting and self.waiting[0].num_inflight_tokens
-        return len(step.requests) == len(self.running) and not (moves or needs_host or comes_back)
+        if moves or needs_host or comes_back or len(step.requests) != len(self.running):
+            return False
+        return all(at >= request.num_prompt_tokens for request, at in zip(step.requests, step.starts, strict=True))
 
     def _note_admission(self, request: Request) -> None:
         if request.scheduled_time is None:

@@ -27,9 +27,14 @@ class StepSizes:
           num_decoding: rows that feed one token, in the next step too: for these there will be one in any case.
         """
         at = bisect_left(self._sizes, wanted)
-        if not 0 < at < len(self._sizes):
+        if wanted <= num_decoding or not 0 < at < len(self._sizes):
             return None
         now, whole = self._sizes[at - 1], self._sizes[at]
-        later = self._sizes[bisect_left(self._sizes, wanted - now + num_decoding)]
-        saved = whole - now - later + (num_decoding or -self._step_cost)
+        rest = wanted - now + num_decoding
+        if rest > self._sizes[-1]:
+            return None
+        later = self._sizes[bisect_left(self._sizes, rest)]
+        # Decodes are in the next step in any case, and cost it nothing more; a step for the rest alone costs itself.
+        saved = whole - now - later
+        saved += num_decoding if num_decoding else -self._step_cost
         return now if saved > WORTH * whole else None

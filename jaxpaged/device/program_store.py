@@ -15,6 +15,7 @@ import functools
 import hashlib
 import importlib
 import json
+import logging
 import os
 import sys
 import tempfile
@@ -35,6 +36,8 @@ import jaxpaged
 import pallas_kernels
 from jaxpaged.device.compilation import compilations
 from jaxpaged.device.platform import cpu_flags
+
+logger = logging.getLogger(__name__)
 
 _FOLDER = "ahead-of-time"  # below that of JAX's own cache
 _DAYS_UNUSED = 30
@@ -71,7 +74,8 @@ class ProgramStore:
         if program is None:
             hits = compilations.cache_hits
             program = compile_it()
-            if hits == compilations.cache_hits:  # XLA:CPU loses the code of a program that it has read, not compiled
+            # XLA:CPU loses the code of a program that it has read, not compiled.
+            if hits == compilations.cache_hits or jax.default_backend() != "cpu":
                 _write(path, program, structure)
         return program
 
@@ -108,7 +112,7 @@ def _read(path: Path, structure: Any) -> jax.stages.Compiled | None:
 
 def _write(path: Path, program: jax.stages.Compiled, structure: Any) -> None:
     """Keeps a program, unless it cannot be: then the next start compiles it as well."""
-    with contextlib.suppress(OSError, ValueError, NotImplementedError, jax.errors.JaxRuntimeError):
+    try:
         serialized, arguments, results = serialize_executable.serialize(program)
         executable = program.runtime_executable()
         if arguments != structure or executable is None or executable.local_devices() != jax.devices()[:1]:
@@ -116,9 +120,16 @@ def _write(path: Path, program: jax.stages.Compiled, structure: Any) -> None:
         described = json.dumps(_described(results.unflatten([None] * results.num_leaves)))
         content = zlib.compress(described.encode() + b"\n" + serialized, 1)
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as file:
-            file.write(hashlib.sha256(content).digest() + content)
-        os.replace(file.name, path)
+            try:
+                file.write(hashlib.sha256(content).digest() + content)
+                file.flush()
+                os.replace(file.name, path)
+            except OSError:
+                os.unlink(file.name)
+                raise
         _forget_unused(path.parent)
+    except Exception as error:  # whatever XLA, pickle or the disk say of it
+        logger.warning("a compiled program cannot be kept in %s: %r", path.parent, error)
 
 
 def _described(tree: Any) -> Any:
@@ -153,13 +164,17 @@ def _forget_unused(folder: Path) -> None:
 
 
 def _private(folder: Path) -> Path | None:
-    """The folder, made if need be; None if another user could write into it."""
+    """The folder, made if need be; None, with a warning, if another user could write into it."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = folder.lstat()
-    except OSError:
+    except OSError as error:
+        logger.warning("compiled programs are not kept: %s", error)
         return None
-    return folder if status.st_uid == os.getuid() and not status.st_mode & 0o022 and not folder.is_symlink() else None
+    if status.st_uid == os.getuid() and not status.st_mode & 0o022 and not folder.is_symlink():
+        return folder
+    logger.warning("compiled programs are not kept: %s is not this user's alone to write into", folder)
+    return None
 
 
 @functools.cache
@@ -188,6 +203,9 @@ def _sources() -> str:
 
 def _settings() -> str:
     """Flags of XLA and JAX, as they are now."""
-    variables = {name: value for name, value in os.environ.items() if name.startswith(_VARIABLES)}
+    # Which devices are visible tells no two of a kind apart; what kind they are, and how many, is said elsewhere.
+    variables = {
+        name: value for name, value in os.environ.items() if name.startswith(_VARIABLES) and "VISIBLE" not in name
+    }
     options = {name: repr(value) for name, value in jax.config.values.items() if "cache" not in name}
     return repr((sorted(variables.items()), sorted(options.items())))

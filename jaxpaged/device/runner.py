@@ -5,6 +5,8 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
+import itertools
+import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -46,6 +48,8 @@ from jaxpaged.device.step_program import (
 )
 from jaxpaged.errors import RecompilationError
 from jaxpaged.models.decoder import Decoder
+
+logger = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]  # (done, total)
 
@@ -191,11 +195,12 @@ class Runner:
         """Compiles every program, and runs each once on padding unless this is a CPU.
 
         Args:
-          gradually: wait only for those of the largest buckets, which any step fits; the others are compiled in a
-            thread, and used as they come.
+          gradually: wait only for those of the largest buckets, which any step fits, and run those alone; the others
+            are compiled in a thread, and used as they come.
         """
         buckets = [self.buckets.decode[-1], self.buckets.mixed[-1]] if gradually else self.buckets.all
-        self._unready = tuple(bucket for bucket in self.buckets.all if bucket not in buckets)
+        small_first = itertools.chain(*itertools.zip_longest(self.buckets.mixed, self.buckets.decode))
+        self._unready = tuple(bucket for bucket in small_first if bucket and bucket not in buckets)
         needed = self._bucket_programs(buckets)
         needed += [self._admit_program, self._admit_options_program]
         needed += [*self._blocks.programs(swaps=self.num_host_blocks > 0), *self._prompts.programs()]
@@ -225,12 +230,15 @@ class Runner:
         return [*needed, *self._hidden_rows.programs(hidden), *self._pooling.programs(hidden)]
 
     def _warm_up_others(self) -> None:
-        """Compiles the programs of buckets that are not ready, one after the other, small ones first."""
-        while self._unready:
-            bucket, *others = self._unready
-            for compile_one in self._bucket_programs([bucket]):
-                compile_one()
-            self._unready = tuple(others)
+        """Compiles the programs of buckets that are not ready, one after the other. Without one the engine can do."""
+        for bucket in self._unready:
+            try:
+                for compile_one in self._bucket_programs([bucket]):
+                    compile_one()
+            except Exception:
+                logger.exception("the programs of %s cannot be compiled; larger ones are used instead", bucket)
+            else:
+                self._unready = tuple(other for other in self._unready if other != bucket)
 
     def run_padding(self, buckets: Sequence[Bucket]) -> None:
         """Runs a step of each bucket that holds no request, both ways of sampling included."""

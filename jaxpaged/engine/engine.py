@@ -257,6 +257,7 @@ class Engine:
                 self.runner.drop(left_over)
             return None
         launched = self.runner.launch(scheduled)
+        self._pace.launched(scheduled)
         meter.launched(scheduled)
         meter.lap("launch")
         return launched

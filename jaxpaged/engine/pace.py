@@ -26,6 +26,7 @@ class Pace:
         self._max_steps, self._max_seconds, self._clock = max_steps, max_seconds, clock
         self._seconds: deque[float] = deque(maxlen=_WINDOW)  # of one step each
         self._since = clock()
+        self._num_others = 0  # steps of another kind that are under way
 
     @property
     def num_steps(self) -> int:
@@ -35,11 +36,21 @@ class Pace:
         seconds = sorted(self._seconds)[len(self._seconds) // 2]
         return max(1, int(min(self._max_steps, self._max_seconds / max(seconds, 1e-9))))
 
+    def launched(self, step: Step) -> None:
+        """A step is under way."""
+        if not _is_decode(step):
+            self._num_others += 1
+            self._seconds.clear()
+
     def collected(self, step: Step, result: StepResult) -> None:
         """A step's result is there."""
         now = self._clock()
-        if step.total_tokens == len(step.requests) and not step.admissions:
+        if not _is_decode(step):
+            self._num_others -= 1
+        elif not self._num_others:
             self._seconds.append((now - self._since) / result.num_steps)
-        else:
-            self._seconds.clear()
         self._since = now
+
+
+def _is_decode(step: Step) -> bool:
+    return step.total_tokens == len(step.requests) and not step.admissions

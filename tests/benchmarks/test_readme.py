@@ -18,6 +18,7 @@ def test_the_section_has_the_comparison_and_pictures_for_both_grounds(
     args = peers.arguments(["--jobs", "2x8+16", "--repeat", "1"])
     rows = peers.compare([FakePeer("jaxpaged", lambda work: 2.0)], args, "float32")
     (tmp_path / "peers.json").write_text(json.dumps(record.record("peers", rows, model="demo", repeat=1)))
+    (tmp_path / "scaling.json").touch()
     monkeypatch.setattr(record, "RESULTS", tmp_path)
     text = readme.section()
     assert "2 requests, 8 in, 16 out" in text

@@ -67,6 +67,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         **options,
     ):
         self.max_num_queued = max_num_queued_requests
+        most = max_num_seqs + max(spare_tokens, 1)  # the last size is the limit, as in an engine
+        sizes = [*(n for n in sizes if n < most), most] if sizes else []
         self.driver = Driver(
             num_blocks=pool_tokens // block_size,
             block_size=block_size,

@@ -1,3 +1,4 @@
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,8 +11,9 @@ def padded(tokens):
     return next(n for n in SIZES if n >= tokens)
 
 
-@given(st.integers(1, 1100), st.integers(0, 60), st.sampled_from([0, 20, 200]))
-def test_a_cut_fills_a_size_and_saves_what_the_next_step_costs(wanted, num_decoding, step_cost):
+@given(st.integers(0, 1024), st.integers(0, 1100), st.sampled_from([0, 20, 200]))
+def test_a_cut_fills_a_size_and_saves_what_the_next_step_costs(num_decoding, prompts, step_cost):
+    wanted = num_decoding + prompts
     now = StepSizes(SIZES, step_cost).cut(wanted, num_decoding)
     if now is None:
         return
@@ -20,6 +22,12 @@ def test_a_cut_fills_a_size_and_saves_what_the_next_step_costs(wanted, num_decod
     whole = padded(wanted) + (num_decoding if num_decoding else 0)
     cut = now + padded(rest + num_decoding) + (0 if num_decoding else step_cost)
     assert whole - cut > WORTH * padded(wanted)
+
+
+@pytest.mark.parametrize("sizes", [(32, 64), (32, 200, 256), (32, 64, 96, 128, 192, 257)])
+def test_steps_of_decodes_are_never_cut_however_many_they_are(sizes):
+    for step_cost in (0, 20, 200):
+        assert all(StepSizes(sizes, step_cost).cut(n, n) is None for n in range(sizes[-1] + 1))
 
 
 def test_a_lone_prompt_is_cut_only_if_that_is_worth_a_step():

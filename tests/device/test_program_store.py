@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,7 +31,12 @@ class Maker:
 
     def __call__(self) -> jax.stages.Compiled:
         self.times += 1
-        return jax.jit(lambda a, b: (Sum(a + b["b"], (a,)), a), donate_argnums=0).lower(*ARGUMENTS).compile()
+
+        def add(a: jax.Array, b: dict[str, jax.Array]) -> tuple[Sum, jax.Array]:
+            return Sum(a + b["b"], (a,)), a
+
+        add.__name__ = f"add_{uuid.uuid4().hex}"  # JAX's own cache, which other tests may have turned on, has none such
+        return jax.jit(add, donate_argnums=0).lower(*ARGUMENTS).compile()
 
 
 @pytest.fixture

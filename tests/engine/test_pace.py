@@ -14,8 +14,10 @@ class Clock:
 
 
 def collect(pace: Pace, clock: Clock, seconds: float, *, rows: int = 2, tokens: int = 2, steps: int = 1) -> None:
+    step = Step(requests=[None] * rows, total_tokens=tokens)
+    pace.launched(step)
     clock.now += seconds
-    pace.collected(Step(requests=[None] * rows, total_tokens=tokens), StepResult([], num_steps=steps))
+    pace.collected(step, StepResult([], num_steps=steps))
 
 
 def test_one_until_a_step_has_been_timed():
@@ -64,6 +66,25 @@ def test_newcomers_make_what_was_measured_void():
     assert pace.num_steps == 8
     collect(pace, clock, 0.005, rows=3, tokens=30)
     assert pace.num_steps == 1
+
+
+def test_newcomers_count_from_their_launch_although_it_overlaps():
+    """As the engine does: the next step is scheduled before the result of the one before it is there."""
+    clock = Clock()
+    pace = Pace(8, 0.05, clock)
+    collect(pace, clock, 0.002)
+    decode, mixed = Step(requests=[None], total_tokens=1), Step(requests=[None] * 200, total_tokens=900)
+    pace.launched(decode)
+    pace.launched(mixed)
+    assert pace.num_steps == 1
+    clock.now += 0.002
+    pace.collected(decode, StepResult([]))
+    assert pace.num_steps == 1, "200 rows may take longer than one"
+    clock.now += 0.1
+    pace.collected(mixed, StepResult([]))
+    assert pace.num_steps == 1
+    collect(pace, clock, 0.02, rows=200, tokens=200)
+    assert pace.num_steps == 2
 
 
 def test_it_can_be_switched_off():
