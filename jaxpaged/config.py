@@ -54,7 +54,8 @@ class EngineConfig:
       debug_kernels: each step checks the page ids, lengths and slots that it is given; slow.
       overlap: launch a step before the last one's tokens have reached the host.
       max_decode_steps: tokens that requests get at once, as one step of the device, where nothing else is to be done;
-        1: one each. More make a larger program and less work for the host, which shows where steps are short.
+        1: one each. More make a larger program and less work for the host, which shows where steps are short; more than
+        `block_size` are never taken.
       max_decode_seconds: how long such a step may take, while who comes waits and no token is sent.
       seed: of the engine: weights with `load_format` "dummy", and requests that bring no seed.
       max_logprobs: largest `logprobs` a request may ask for; -1: the whole vocabulary, which then may be asked for as

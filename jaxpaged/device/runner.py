@@ -172,7 +172,7 @@ class Runner:
 
     @property
     def cold_programs(self) -> dict[str, list[int]]:
-        """Which of them are not, and are compiled when they are first needed."""
+        """Which of them are not: a thread is about to compile them, or a step that needs one does."""
         every = {
             "decoding, by requests": [bucket.rows for bucket in self.buckets.decode],
             "forward, by tokens": [bucket.tokens for bucket in self.buckets.mixed],

@@ -84,7 +84,7 @@ class Block(nn.Module):
     def __call__(
         self, residual: Residual, cos: jax.Array, sin: jax.Array, context: AttentionContext
     ) -> tuple[Residual, AttentionContext]:
-        """The layer.
+        """The layer's sum with the residual stream, of which the last addition is left to whoever comes next.
 
         Args:
           residual: without delta for the first layer.
@@ -92,7 +92,7 @@ class Block(nn.Module):
           context: what the tokens attend to.
 
         Returns:
-          Both for the next layer.
+          The residual stream and the context for the next layer.
         """
         raise NotImplementedError
 

@@ -92,10 +92,12 @@ def test_single_where_the_host_is_needed(other):
     driver = Driver(**ROOMY, overlap=0, max_steps=4)
     steady(driver, max_tokens=9)
     driver.add("other", prompt_of(6, 9), max_tokens=9, **other)
+    together = 0
     while driver.scheduler._requests.get("other"):
         driver.step()
         assert driver.last_step.num_steps == 1
-    assert max(sizes(driver), default=1) == 1  # all have ended together
+        together += 1
+    assert together >= 9
 
 
 def test_who_comes_meanwhile_is_next():
