@@ -106,11 +106,11 @@ def test_samples_of_a_slow_reader_are_kept_apart() -> None:
 
 
 def test_a_stop_string_ends_one_sample_in_the_engine_too() -> None:
-    texts = ["aa.aa", "a" * 50]
-    engine = fake(lambda request: [*TOKENIZER.byte_ids(texts[request.index]), EOS], delay=0.001)
+    endless, short = TOKENIZER.byte_ids("aa."), [*TOKENIZER.byte_ids("a" * 50), EOS]
+    engine = fake(lambda request: short if request.index else endless, delay=0.001, max_model_len=20_000)
 
     async def test(llm: AsyncLLM) -> None:
-        params = SamplingParams(n=2, stop=".", max_tokens=100, output_kind="final")
+        params = SamplingParams(n=2, stop=".", max_tokens=10_000, output_kind="final")
         (output,) = [o async for o in llm.generate("x", params)]
         assert [c.text for c in output.outputs] == ["aa", "a" * 50]
         await until(lambda: engine.num_free == engine.num_blocks)
