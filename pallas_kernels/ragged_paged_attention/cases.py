@@ -24,6 +24,7 @@ class Case:
       k_scale, v_scale: as in the operation.
       layers, layer: depth of the pool and the layer that is read.
       decode_only: as in the operation.
+      shared: (row, earlier row, tokens): as many of the row's first pages as these tokens fill are the earlier one's.
     """
 
     rows: tuple[tuple[int, int], ...]
@@ -45,6 +46,7 @@ class Case:
     layers: int = 2
     layer: int = 1
     decode_only: bool | None = None
+    shared: tuple[tuple[int, int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,8 @@ def _metadata(case: Case, rng: np.random.Generator, poison: bool) -> tuple[np.nd
     deal = np.split(rng.permutation(np.arange(1, pages, dtype=np.int32)), np.cumsum(counts))
     for row, mine in enumerate(deal[:-1]):
         page_indices[row, : len(mine)] = mine
+    for row, earlier, tokens in case.shared:
+        page_indices[row, : tokens // case.page_size] = page_indices[earlier, : tokens // case.page_size]
     return kv_lens, page_indices, cu_q_lens, pages
 
 
@@ -181,6 +185,24 @@ CASES: dict[str, Case] = {
         soft_cap=20.0,
         sinks=True,
         v_scale=1.5,
+    ),
+    # Groups of 14, 12 and 4 rows, the first around rows that share nothing and with one that shares little; a context
+    # that is another's beginning, and one that is all of another.
+    "decode_shared": replace(
+        _DECODES,
+        rows=(*((1, 209 + 7 * i) for i in range(15)), (1, 208), (1, 208), *((1, 130 + i) for i in range(16))),
+        shared=(
+            *((i, 0, 208) for i in range(1, 17) if i not in (3, 9, 10)),
+            (10, 0, 100),
+            *((i, 17, 128) for i in range(18, 29)),
+            *((i, 29, 80) for i in range(30, 33)),
+        ),
+    ),
+    "decode_shared_with_window": replace(
+        _DECODES,
+        rows=tuple((1, 150 + i) for i in range(14)),
+        shared=tuple((i, 0, 144) for i in range(1, 14)),
+        sliding_window=130,
     ),
     "mixed": _MIXED,
     "mixed_empty_rows": replace(_MIXED, rows=((1, 40), (0, 7), (66, 66), (0, 0), (2, 130))),

@@ -58,6 +58,30 @@ class PrefillWork(NamedTuple):
         return row, (item - jnp.where(row > 0, self.ends[row - 1], 0)) * tile
 
 
+class SharedWork(NamedTuple):
+    """Tiles of keys that many rows with one query have in common: they lie in the same pages.
+
+    Attributes:
+      leaders: i32[S] row -> the first row whose keys begin in the same pages; the row itself if there is none.
+      lens: i32[S] row -> how many of its first keys are in the list; 0 for rows that share too little, or with too few.
+      ends: i32[S] leader -> one past its group's last item.
+    """
+
+    leaders: jax.Array
+    lens: jax.Array
+    ends: jax.Array
+
+    @property
+    def total(self) -> jax.Array:
+        """i32[] the number of items."""
+        return self.ends[-1]
+
+    def tile(self, item: jax.Array, tile: int) -> tuple[jax.Array, jax.Array]:
+        """The leader of an item's group i32[], and the position of the item's first key."""
+        leader = find(self.ends, item)
+        return leader, (item - jnp.where(leader > 0, self.ends[leader - 1], 0)) * tile
+
+
 def query_lens(cu_q_lens: jax.Array, num_seqs: jax.Array) -> jax.Array:
     """i32[S] queries per row; zero for padding rows."""
     lens = cu_q_lens[1:] - cu_q_lens[:-1]
@@ -71,12 +95,13 @@ def find(ends: jax.Array, items: jax.Array) -> jax.Array:
 
 
 def decode_work(
-    q_lens: jax.Array, kv_lens: jax.Array, *, tile: int, chunk: int, sliding_window: int | None
+    q_lens: jax.Array, kv_lens: jax.Array, shared: jax.Array, *, tile: int, chunk: int, sliding_window: int | None
 ) -> DecodeWork:
     """The work list of the rows with one query.
 
     Args:
       q_lens, kv_lens: i32[S].
+      shared: i32[S] keys at the beginning of each row that are not in the list, fewer than it has; a multiple of chunk.
       tile: keys per item.
       chunk: every tile starts at a multiple of it.
       sliding_window: keys seen by a query; the tiles before them are not in the list.
@@ -85,7 +110,7 @@ def decode_work(
     counts = jnp.cumsum(active, dtype=jnp.int32)
     rows = find(counts, jnp.arange(counts.shape[0]))
     lens = kv_lens[rows]
-    starts = first_key(lens - 1, chunk, sliding_window)
+    starts = jnp.maximum(first_key(lens - 1, chunk, sliding_window), shared[rows])
     tiles = jnp.where(jnp.arange(rows.shape[0]) < counts[-1], ceil_div(lens - starts, tile), 0)
     return DecodeWork(rows, jnp.maximum(counts - 1, 0), starts, jnp.cumsum(tiles, dtype=jnp.int32))
 
@@ -93,6 +118,34 @@ def decode_work(
 def prefill_work(q_lens: jax.Array, *, tile: int) -> PrefillWork:
     """The work list of the rows with more than one query, `tile` queries per item; q_lens is i32[S]."""
     return PrefillWork(jnp.cumsum(jnp.where(q_lens > 1, ceil_div(q_lens, tile), 0), dtype=jnp.int32))
+
+
+def shared_work(
+    q_lens: jax.Array, kv_lens: jax.Array, page_indices: jax.Array, *, tile: int, page_size: int, least: int
+) -> SharedWork:
+    """The work list of what rows with one query have in common.
+
+    Rows are a group if the pages of their first `tile` keys are the same; it shares what all its rows share. Each row
+    keeps a key of its own.
+
+    Args:
+      q_lens, kv_lens: i32[S].
+      page_indices: i32[S, max_pages].
+      tile: keys per item.
+      page_size: tokens per page.
+      least: rows of a group at least.
+    """
+    rows = jnp.arange(kv_lens.shape[0], dtype=jnp.int32)
+    able = (q_lens == 1) & (kv_lens > tile)
+    begin = page_indices[:, : max(tile // page_size, 1)]
+    same = able[:, None] & able & jnp.all(begin[:, None] == begin, axis=-1)  # [S, S]: each row's group
+    leaders = jnp.where(able, jnp.argmax(same, axis=1).astype(jnp.int32), rows)
+
+    differs = jnp.pad(page_indices != page_indices[leaders], ((0, 0), (0, 1)), constant_values=True)
+    common = jnp.minimum(jnp.argmax(differs, axis=1) * page_size, jnp.minimum(kv_lens, kv_lens[leaders]) - 1)
+    common = jnp.min(jnp.where(same, common, jnp.iinfo(jnp.int32).max), axis=1) // tile * tile
+    lens = jnp.where(jnp.sum(same, axis=1) >= least, common, 0).astype(jnp.int32)
+    return SharedWork(leaders, lens, jnp.cumsum(jnp.where(leaders == rows, lens // tile, 0), dtype=jnp.int32))
 
 
 def first_key(position: jax.Array, chunk: int, sliding_window: int | None) -> jax.Array:

@@ -2,12 +2,14 @@
 
 The cost follows the sum of the contexts, whatever the shape of the page table. Rows with one query take part in a
 flat list of (row, tile of keys); a window of consecutive items is one loop iteration, whatever rows they belong to.
-Rows with more queries are cut in tiles of queries, each of which loops over the tiles of keys that it sees.
+Rows with more queries are cut in tiles of queries, each of which loops over the tiles of keys that it sees. In programs
+that only decode, keys that many rows have in common, as behind a system prompt, are read once for all of them.
 
 The sizes below and the layouts of keys [.., H, C] and values [.., C, H] are what was fastest on CPUs.
 """
 
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -19,6 +21,9 @@ from pallas_kernels.ragged_paged_attention import work
 
 DECODE_KEYS = 64  # per item
 DECODE_ITEMS = (4, 32)  # per loop iteration: at least, at most; as many as there are rows
+SHARED_KEYS = 64  # per loop iteration, common to many rows
+SHARED_ROWS = 4  # that have them in common, at least; and a quarter of all, since the products are for all
+SHARED_FROM = 8  # rows: smaller programs do not look
 PREFILL_QUERIES = 64  # per item, at most
 PREFILL_KEYS = (512, 128)  # per loop iteration: as long as there are so many, and for the rest
 
@@ -87,11 +92,42 @@ class _Scores(NamedTuple):
             scores = self.soft_cap * jnp.tanh(scores / self.soft_cap)
         return jnp.where(seen, scores, _LOWEST)
 
-    def start(self, shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
-        """The running maximum and sum [*shape, K, G] of rows that saw nothing but their sinks."""
+    def start(self, queries: jax.Array) -> "_Seen":
+        """What queries [.., K, G, H] know that saw nothing but their sinks."""
+        shape = queries.shape[:-1]
         if self.sinks is None:
-            return jnp.full(shape, _LOWEST), jnp.zeros(shape)
-        return jnp.broadcast_to(self.sinks, shape), jnp.ones(shape)
+            return _Seen(jnp.full(shape, _LOWEST), jnp.zeros(shape), jnp.zeros_like(queries))
+        return _Seen(jnp.broadcast_to(self.sinks, shape), jnp.ones(shape), jnp.zeros_like(queries))
+
+
+class _Seen(NamedTuple):
+    """What queries know of the keys that they have seen.
+
+    Attributes:
+      high: [..] the largest score.
+      total: [..] the sum of the weights exp(score - high).
+      values: [.., H] the sum of the weighted values.
+    """
+
+    high: jax.Array
+    total: jax.Array
+    values: jax.Array
+
+    def map(self, change: Callable[[jax.Array], jax.Array]) -> "_Seen":
+        """Each part changed alike."""
+        return _Seen(*map(change, self))
+
+    def and_tile(self, scores: jax.Array, values: jax.Array) -> "_Seen":
+        """With a tile more: its scores [K, .., C], and its values [K, C, H] weighted by them.
+
+        A query that has seen nothing yet weighs keys that it does not see; all of that is multiplied by 0 at the first
+        that it sees.
+        """
+        high = jnp.maximum(self.high, jnp.max(scores, axis=-1))
+        weights = jnp.exp(scores - high[..., None])
+        keep = jnp.exp(self.high - high)
+        weighted = jnp.einsum("kabc,kch->kabh", weights, values)
+        return _Seen(high, self.total * keep + jnp.sum(weights, axis=-1), self.values * keep[..., None] + weighted)
 
 
 @functools.partial(jax.jit, static_argnames=("sm_scale", "sliding_window", "soft_cap", "decode_only"))
@@ -121,7 +157,7 @@ def ragged_paged_attention(
     sinks = None if sinks is None else sinks.astype(jnp.float32).reshape(kv_heads, -1)
     scores = _Scores(sinks, sliding_window, soft_cap)
     q_lens = work.query_lens(cu_q_lens, num_seqs)
-    out = _decode(queries, pool, scores, kv_lens, cu_q_lens, q_lens)
+    out = _decode(queries, pool, scores, kv_lens, cu_q_lens, q_lens, share=decode_only)
     if not decode_only:
         out = _prefill(out, queries, pool, scores, kv_lens, cu_q_lens, q_lens)
     if v_scale is not None:
@@ -130,15 +166,31 @@ def ragged_paged_attention(
 
 
 def _decode(
-    queries: jax.Array, pool: _Pool, scores: _Scores, kv_lens: jax.Array, cu_q_lens: jax.Array, q_lens: jax.Array
+    queries: jax.Array,
+    pool: _Pool,
+    scores: _Scores,
+    kv_lens: jax.Array,
+    cu_q_lens: jax.Array,
+    q_lens: jax.Array,
+    *,
+    share: bool,
 ) -> jax.Array:
-    """[T, K, G, H] float32: the output of the rows with one query, and zero elsewhere."""
-    tokens, kv_heads, group, head_dim = queries.shape
+    """[T, K, G, H] float32: the output of the rows with one query, and zero elsewhere.
+
+    Args:
+      share: look for keys that many rows have in common.
+    """
+    tokens, *_, head_dim = queries.shape
     rows = kv_lens.shape[0]
     width = min(max(rows, DECODE_ITEMS[0]), DECODE_ITEMS[1])
+    if share and rows >= SHARED_FROM and scores.sliding_window is None:
+        seen, shared = _shared(queries, pool, scores, kv_lens, cu_q_lens, q_lens)
+    else:
+        seen, shared = scores.start(_take(queries, cu_q_lens[:-1])), jnp.zeros_like(kv_lens)
     plan = work.decode_work(
         q_lens,
         kv_lens,
+        shared,
         tile=DECODE_KEYS,
         chunk=pool.chunk(DECODE_KEYS),
         sliding_window=scores.sliding_window,
@@ -173,14 +225,48 @@ def _decode(
         high = lax.dynamic_update_slice_in_dim(high, new_high, first, 0)
         return index + 1, high, lax.dynamic_update_slice_in_dim(sums, new_sums, first, 0)
 
-    # The running maximum per row, and the sums of weighted values with, behind them, the sum of the weights.
-    high, total = scores.start((rows + width, kv_heads, group))
-    sums = jnp.pad(total[..., None], ((0, 0), (0, 0), (0, 0), (head_dim, 0)))
+    # By number, with room for the last window. Behind the sums of weighted values stand those of the weights.
+    high, total, values = seen.map(lambda x: jnp.pad(_take(x, plan.rows), ((0, width), *((0, 0),) * (x.ndim - 1))))
+    sums = jnp.concatenate([values, total[..., None]], axis=-1)
     _, _, sums = lax.while_loop(lambda state: state[0] * width < plan.total, window, (jnp.int32(0), high, sums))
     out = sums[..., :head_dim] / jnp.maximum(sums[..., head_dim:], 1e-30)
     row = work.find(jnp.cumsum(q_lens), jnp.arange(tokens))
     mine = (_take(q_lens, row) == 1) & (_take(cu_q_lens, row) == jnp.arange(tokens))
     return jnp.where(mine[:, None, None, None], _take(out, _take(plan.ordinals, row)), 0)
+
+
+def _shared(
+    queries: jax.Array, pool: _Pool, scores: _Scores, kv_lens: jax.Array, cu_q_lens: jax.Array, q_lens: jax.Array
+) -> tuple[_Seen, jax.Array]:
+    """What the one query of each row knows after the keys that its row shares with many, and their number i32[S]."""
+    plan = work.shared_work(
+        q_lens,
+        kv_lens,
+        pool.page_indices,
+        tile=SHARED_KEYS,
+        page_size=pool.kv_pages.shape[2],
+        least=max(SHARED_ROWS, len(kv_lens) // 4),
+    )
+    by_row = _take(queries, cu_q_lens[:-1])
+    by_head = jnp.swapaxes(by_row, 0, 1)
+
+    def key_tile(state):
+        item, seen = state
+        leader, first = plan.tile(item, SHARED_KEYS)
+        positions = first + jnp.arange(SHARED_KEYS)
+        k, v = pool.read(leader[None], positions[None], jnp.ones((1, SHARED_KEYS), bool))
+        s = scores.finish(jnp.einsum("ksgh,khc->ksgc", by_head, k[0]), jnp.bool_(True))
+        mine = (plan.leaders == leader)[None, :, None]  # no other row may know of these keys, NaN as they may be
+        new = seen.and_tile(s, v[0])
+        return item + 1, _Seen(
+            jnp.where(mine, new.high, seen.high),
+            jnp.where(mine, new.total, seen.total),
+            jnp.where(mine[..., None], new.values, seen.values),
+        )
+
+    seen = scores.start(by_row).map(lambda x: jnp.swapaxes(x, 0, 1))
+    _, seen = lax.while_loop(lambda state: state[0] < plan.total, key_tile, (jnp.int32(0), seen))
+    return seen.map(lambda x: jnp.swapaxes(x, 0, 1)), plan.lens
 
 
 def _prefill(
@@ -193,7 +279,7 @@ def _prefill(
     q_lens: jax.Array,
 ) -> jax.Array:
     """`out` [T, K, G, H] with the output of the rows with more than one query put in."""
-    tokens, kv_heads, group, head_dim = queries.shape
+    tokens = len(queries)
     tile = min(PREFILL_QUERIES, tokens)
     plan = work.prefill_work(q_lens, tile=tile)
 
@@ -206,36 +292,24 @@ def _prefill(
         wanted = cu_q_lens[row] + offset
         token = jnp.minimum(wanted, tokens - tile)
         tile_tokens = token + jnp.arange(tile)
-        tile_queries = lax.dynamic_slice_in_dim(queries, token, tile).transpose(1, 2, 0, 3)
+        by_token = lax.dynamic_slice_in_dim(queries, token, tile)
+        tile_queries = jnp.moveaxis(by_token, 0, 2)
         query_positions = (first + tile_tokens - wanted)[:, None]
 
         def key_tile(state, size):
-            start, high, total, acc = state
+            start, seen = state
             positions = start + jnp.arange(size)
             k, v = pool.read(row[None], positions[None], (positions < length)[None])
             s = jnp.einsum("kgth,khc->kgtc", tile_queries, k[0])
             s = scores.finish(s, scores.sees(query_positions, positions) & (positions < length))
-            new_high = jnp.maximum(high, jnp.max(s, axis=-1))
-            # Before its window begins, a query weighs keys that it does not see; `keep` is 0 at the first that it sees.
-            weights = jnp.exp(s - new_high[..., None])
-            keep = jnp.exp(high - new_high)
-            tile_acc = jnp.einsum("kgtc,kch->kgth", weights, v[0])
-            return (
-                start + size,
-                new_high,
-                total * keep + jnp.sum(weights, axis=-1),
-                acc * keep[..., None] + tile_acc,
-            )
+            return start + size, seen.and_tile(s, v[0])
 
-        high, total = scores.start((tile, kv_heads, group))
-        high, total = high.transpose(1, 2, 0), total.transpose(1, 2, 0)
         large, small = PREFILL_KEYS
         keys = work.first_key(first, pool.chunk(large), scores.sliding_window)
-        state = (keys, high, total, jnp.zeros((*high.shape, head_dim)))
+        state = keys, scores.start(by_token).map(lambda x: jnp.moveaxis(x, 0, 2))
         state = lax.while_loop(lambda s: s[0] + large <= length, functools.partial(key_tile, size=large), state)
-        state = lax.while_loop(lambda s: s[0] < length, functools.partial(key_tile, size=small), state)
-        _, _, total, acc = state
-        tile_out = (acc / jnp.maximum(total, 1e-30)[..., None]).transpose(2, 0, 1, 3)
+        _, seen = lax.while_loop(lambda s: s[0] < length, functools.partial(key_tile, size=small), state)
+        tile_out = (seen.values / jnp.maximum(seen.total, 1e-30)[..., None]).transpose(2, 0, 1, 3)
         mine = ((tile_tokens >= wanted) & (tile_tokens < cu_q_lens[row] + q_lens[row]))[:, None, None, None]
         old = lax.dynamic_slice_in_dim(out, token, tile)
         return item + 1, lax.dynamic_update_slice_in_dim(out, jnp.where(mine, tile_out, old), token, 0)

@@ -51,6 +51,26 @@ def test_agrees_with_the_reference(name, implementation):
     assert_agrees(CASES[name], zlib.crc32(name.encode()), implementation)
 
 
+@pytest.mark.parametrize("page_size", [16, 128])
+def test_shared_keys_under_every_option(page_size):
+    """What the xla implementation reads once for many rows: 5 of 9 here, which share 128 tokens."""
+    case = Case(
+        rows=((1, 130), (1, 129), (1, 300), (0, 200), (1, 257), (1, 256), (1, 300), (1, 5), (1, 128)),
+        page_size=page_size,
+        heads=6,
+        head_dim=80,
+        dtype="bfloat16",
+        pool_dtype="uint16",
+        soft_cap=5.0,
+        sinks=True,
+        k_scale=0.5,
+        v_scale=1.5,
+        decode_only=True,
+        shared=((1, 0, 128), (2, 0, 128), (4, 0, 128), (5, 0, 128), (6, 2, 256), (8, 7, 128)),
+    )
+    assert_agrees(case, 3, "xla")
+
+
 @st.composite
 def batches(draw) -> tuple[tuple[int, int], ...]:
     """Up to 12 rows of up to 288 tokens in all, decodes first, in 71 pages of 16."""

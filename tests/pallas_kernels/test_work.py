@@ -3,15 +3,18 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from pallas_kernels.ragged_paged_attention.work import decode_work, prefill_work, query_lens
+from pallas_kernels.ragged_paged_attention.work import decode_work, prefill_work, query_lens, shared_work
 
 TILE, CHUNK = 64, 16
 
 
-def plan(q_lens, kv_lens, sliding_window=None):
-    lens = (jnp.asarray(x, jnp.int32) for x in (q_lens, kv_lens))
-    return decode_work(*lens, tile=TILE, chunk=CHUNK, sliding_window=sliding_window)
+def plan(q_lens, kv_lens, sliding_window=None, shared=0):
+    q_lens, kv_lens = (jnp.asarray(x, jnp.int32) for x in (q_lens, kv_lens))
+    shared = jnp.broadcast_to(jnp.int32(shared), kv_lens.shape)
+    return decode_work(q_lens, kv_lens, shared, tile=TILE, chunk=CHUNK, sliding_window=sliding_window)
 
 
 def test_decode_items_follow_the_sum_of_the_contexts():
@@ -44,6 +47,54 @@ def test_items_cover_what_is_seen_once(sliding_window):
         assert len(set(read)) == len(read)
         assert set(range(first, kv_len)) <= set(read)
         assert read.size < kv_len - first + CHUNK + TILE
+
+
+def test_items_begin_behind_what_is_shared():
+    work = plan([1, 1, 1], [300, 64 + 1, 200], shared=[128, 64, 0])
+    number, keys = (x.tolist() for x in work.tiles(jnp.arange(int(work.total)), TILE))
+    assert list(zip(number, keys, strict=True)) == [
+        *((0, key) for key in (128, 192, 256)),
+        (1, 64),
+        *((2, key) for key in (0, 64, 128, 192)),
+    ]
+
+
+def common_tiles(rows, kv_lens, page_indices, page_size):
+    """Tiles of keys that some rows have in common, one key of each left out."""
+    keys = np.arange(min(kv_lens[list(rows)]) - 1)
+    places = page_indices[:, keys // page_size] * page_size + keys % page_size
+    differs = np.append((places[list(rows)] != places[rows[0]]).any(axis=0), True)
+    return int(differs.argmax()) // TILE
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_what_rows_share_is_found(data):
+    page_size, count, width, least = data.draw(st.sampled_from([8, 16, 64, 128])), 9, 512, 3
+    kv_lens = np.array(
+        data.draw(st.lists(st.sampled_from([0, 1, 64, 65, 128, 129, 200, 400, 512]), min_size=count, max_size=count))
+    )
+    q_lens = np.array(data.draw(st.lists(st.sampled_from([0, 1, 1, 1, 1, 2]), min_size=count, max_size=count)))
+    page_indices = np.arange(count * (width // page_size)).reshape(count, -1)
+    for row in range(1, count):
+        other, pages = data.draw(st.integers(0, row - 1)), data.draw(st.integers(0, width)) // page_size
+        page_indices[row, :pages] = page_indices[other, :pages]
+
+    arrays = (jnp.asarray(x, jnp.int32) for x in (q_lens, kv_lens, page_indices))
+    work = shared_work(*arrays, tile=TILE, page_size=page_size, least=least)
+    want_lens, want_items = np.zeros(count, int), []
+    groups = {}
+    for row in range(count):
+        if q_lens[row] == 1 and kv_lens[row] > TILE:
+            groups.setdefault(tuple(page_indices[row, : max(TILE // page_size, 1)]), []).append(row)
+    for rows in groups.values():
+        if len(rows) >= least and (tiles := common_tiles(rows, kv_lens, page_indices, page_size)):
+            want_lens[rows] = tiles * TILE
+            want_items += [(rows[0], tile * TILE) for tile in range(tiles)]
+            assert np.asarray(work.leaders)[rows].tolist() == [rows[0]] * len(rows)
+    assert np.asarray(work.lens).tolist() == want_lens.tolist()
+    items = [work.tile(jnp.int32(item), TILE) for item in range(int(work.total))]
+    assert [(int(leader), int(key)) for leader, key in items] == want_items
 
 
 def test_rows_are_numbered_without_gaps():
