@@ -11,7 +11,7 @@ from pallas_kernels.ragged_paged_attention.work import decode_work, prefill_work
 TILE, CHUNK = 64, 16
 
 
-def plan(q_lens, kv_lens, sliding_window=None, shared=0):
+def plan(q_lens, kv_lens, sliding_window=None, shared: int | list[int] = 0):
     q_lens, kv_lens = (jnp.asarray(x, jnp.int32) for x in (q_lens, kv_lens))
     shared = jnp.broadcast_to(jnp.int32(shared), kv_lens.shape)
     return decode_work(q_lens, kv_lens, shared, tile=TILE, chunk=CHUNK, sliding_window=sliding_window)
