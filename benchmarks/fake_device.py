@@ -124,11 +124,11 @@ class FakeRunner:
         config = self.config
         assert config.max_model_len and config.max_num_seqs
         for admission in step.admissions:
-            pack_admission(admission, config.max_model_len, self._max_pages, config.logprobs_mode)
-            features(admission.request, config.logprobs_mode)
+            used = features(admission.request, config.logprobs_mode)
+            pack_admission(admission, used, config.max_model_len, self._max_pages)
         bucket = self.buckets.pick(len(step.slots), step.total_tokens)
         pack(step, bucket, scratch_slot=config.max_num_seqs, block_size=BLOCK_SIZE)
-        tokens = np.full(self.buckets.result_sizes(bucket).logits, 7, np.int32)
+        tokens = np.full(bucket.rows, 7, np.int32)
         return Queued(step, tokens, self.device.queue(), bucket.tokens - step.total_tokens)
 
     def collect(self, launched: Queued) -> StepResult:

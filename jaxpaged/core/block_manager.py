@@ -97,7 +97,7 @@ class BlockManager:
     def share_prefix(self, request: Request, prefix: Sequence[int]) -> None:
         """Starts a request's table with the blocks that `find_prefix` found."""
         self._begin(request, prefix)
-        self._cache.resume(request, request.block_ids)
+        self._cache.resume(request, prefix)
         refs = self._refs
         for block in prefix:
             if not refs[block]:
@@ -115,12 +115,16 @@ class BlockManager:
         """
         full, part = divmod(num_tokens, self.block_size)
         self._begin(request, source.block_ids[:full])
+        self._cache.resume(request, [])
         for block in request.block_ids:
             self._refs[block] += 1
-        request.block_hashes = source.block_hashes[:full]
+        request.block_keys = source.block_keys[:full]
         if source.num_registered_blocks == full:  # else what is shared is looked up again
             request.num_registered_blocks, request.prefix_node = full, source.prefix_node
-        return (source.block_ids[full], self.append_block(request)) if part else None
+        if not part:
+            return None
+        self.cover(request, num_tokens)
+        return source.block_ids[full], request.block_ids[full]
 
     def num_shared_blocks(self, request: Request) -> int:
         """How many of a request's first blocks are also others', and so can be found again while they live."""
@@ -129,23 +133,35 @@ class BlockManager:
         refs = self._refs
         return next((i for i, block in enumerate(request.block_ids) if refs[block] == 1), len(request.block_ids))
 
-    def append_block(self, request: Request) -> int:
-        """Appends the least useful available block to a request's table. There must be one."""
-        block = self._free.pop_front()
-        if block in self._cache:
-            self._cache.remove(block)
-            self.num_cached_blocks -= 1
-        self._refs[block] = 1
-        request.block_ids.append(block)
-        return block
+    def cover(self, request: Request, num_tokens: int) -> list[tuple[int, int, int]]:
+        """Appends to a request's table the blocks that it lacks for so many tokens: the least useful available ones.
+
+        There must be as many.
+
+        Returns:
+          The new ones, as `Step.new_blocks` has them.
+        """
+        table, refs, cache = request.block_ids, self._refs, self._cache
+        slot, held = request.slot, len(table)
+        lacking = self.blocks_for(num_tokens) - held
+        new = []
+        for index, block in enumerate(self._free.pop_front(lacking) if lacking > 0 else (), held):
+            if block in cache:
+                cache.remove(block)
+                self.num_cached_blocks -= 1
+            refs[block] = 1
+            table.append(block)
+            new.append((slot, index, block))
+        return new
 
     def trim(self, request: Request) -> None:
         """Takes back the last blocks of a request that its computed tokens do not reach."""
-        table = request.block_ids
-        while len(table) > self.blocks_for(request.num_computed_tokens):
-            block = table.pop()
+        reached = self.blocks_for(request.num_computed_tokens)
+        unused = request.block_ids[reached:]
+        for block in unused:
             self._refs[block] = 0
-            self._free.push_front(block)
+        self._free.push_front(unused)
+        del request.block_ids[reached:]
 
     def register(self, request: Request) -> None:
         """Makes the blocks findable that scheduled steps fill with tokens known on the host."""
@@ -157,21 +173,22 @@ class BlockManager:
         for block in self._cache.enter(request, full):
             if not self._refs[block]:  # it is on the list as cached
                 self._free.remove(block)
-                self._free.push_front(block)
+                self._free.push_front([block])
                 self.num_cached_blocks -= 1
 
     def release(self, request: Request) -> None:
         """Takes all blocks from a request, its tail to be reused first."""
         self.register(request)
-        for block in reversed(request.block_ids):
-            self._refs[block] -= 1
-            if self._refs[block]:
-                continue
-            if block in self._cache:
-                self._free.push_back(block)
-                self.num_cached_blocks += 1
-            else:
-                self._free.push_front(block)
+        refs, cache = self._refs, self._cache
+        cached: list[int] = []
+        unhashed: list[int] = []
+        for block in request.block_ids:
+            refs[block] -= 1
+            if not refs[block]:
+                (cached if block in cache else unhashed).append(block)
+        self._free.push_front(unhashed)
+        self._free.push_back(cached[::-1])
+        self.num_cached_blocks += len(cached)
         request.block_ids = []
         request.num_registered_blocks = 0
 
@@ -181,10 +198,8 @@ class BlockManager:
         self.num_cached_blocks = 0
 
     def _begin(self, request: Request, blocks: Sequence[int]) -> None:
-        """Gives a request its first blocks; what of them is in the prefix cache is looked up when it enters more."""
         assert not request.block_ids, f"{request.request_id} holds blocks already"
         request.block_ids = list(blocks)
-        self._cache.resume(request, [])
 
     def check_invariants(self, tables: Iterable[Sequence[int]]) -> None:
         """Raises AssertionError unless the books agree with the given tables, one for each request with blocks."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 _ABSENT = -1
 
@@ -33,20 +33,27 @@ class FreeList:
             yield block
             block = self._next[block]
 
-    def pop_front(self) -> int:
-        """Takes the block to be reused next. The list must not be empty."""
-        block = self._next[0]
-        assert block, "no free block"
-        self.remove(block)
-        return block
+    def pop_front(self, count: int) -> list[int]:
+        """Takes the blocks to be reused next. The list must hold as many."""
+        assert count <= self._size, f"{self._size} free blocks, not {count}"
+        following, preceding = self._next, self._prev
+        blocks, block = [], following[0]
+        for _ in range(count):
+            blocks.append(block)
+            after = following[block]
+            following[block] = preceding[block] = _ABSENT
+            block = after
+        following[0], preceding[block] = block, 0
+        self._size -= count
+        return blocks
 
-    def push_front(self, block: int) -> None:
-        """`block` will be reused first."""
-        self._insert(0, block)
+    def push_front(self, blocks: Sequence[int]) -> None:
+        """`blocks` will be reused first, in their order."""
+        self._insert(0, blocks)
 
-    def push_back(self, block: int) -> None:
-        """`block` will be reused last."""
-        self._insert(self._prev[0], block)
+    def push_back(self, blocks: Sequence[int]) -> None:
+        """`blocks` will be reused last, in their order."""
+        self._insert(self._prev[0], blocks)
 
     def remove(self, block: int) -> None:
         """Takes `block` out from wherever it is. It must be in the list."""
@@ -57,9 +64,12 @@ class FreeList:
         self._next[block] = self._prev[block] = _ABSENT
         self._size -= 1
 
-    def _insert(self, before: int, block: int) -> None:
-        assert self._next[block] == _ABSENT, f"block {block} is free already"
-        after = self._next[before]
-        self._next[before] = self._prev[after] = block
-        self._prev[block], self._next[block] = before, after
-        self._size += 1
+    def _insert(self, before: int, blocks: Sequence[int]) -> None:
+        following, preceding = self._next, self._prev
+        after = following[before]
+        for block in blocks:
+            assert following[block] == _ABSENT, f"block {block} is free already"
+            following[before], following[block], preceding[block] = block, after, before
+            before = block
+        preceding[after] = before
+        self._size += len(blocks)

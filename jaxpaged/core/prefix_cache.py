@@ -22,6 +22,7 @@ from jaxpaged.core.request import Request
 
 HashFunction = Callable[[bytes], bytes]
 Node = int | bytes  # an entry's serial number; for the root, its encoded extra keys
+Key = tuple[bytes, bytes]  # what a full block is looked up by: its digest and its tokens
 
 
 def sha256(data: bytes) -> bytes:
@@ -85,10 +86,10 @@ class PrefixCache:
         if self._asked is not request:
             self._asked, self._found = request, {}
         found = self._found
-        node: Node = self._entry(next(reversed(found))).node if found else self._root(request)
+        node: Node = self._entry(next(reversed(found))).node if found else request.prefix_root
         for i in range(len(found), max_blocks):
-            digest = self._digests(request, i + 1)[i]
-            block = self.find(digest, node, self._tokens(request, i))
+            digest, tokens = self._keys(request, i + 1)[i]
+            block = self.find(digest, node, tokens)
             if block is None:
                 break
             found[block] = i
@@ -107,7 +108,7 @@ class PrefixCache:
         """Notes that `request` starts with these cached blocks: what it enters later comes after them."""
         self._renew(request)
         request.num_registered_blocks = len(blocks)
-        request.prefix_node = self._entry(blocks[-1]).node if blocks else self._root(request)
+        request.prefix_node = self._entry(blocks[-1]).node if blocks else request.prefix_root
 
     def enter(self, request: Request, num_blocks: int) -> list[int]:
         """Makes a request's first `num_blocks` blocks, full of known tokens, findable.
@@ -121,20 +122,20 @@ class PrefixCache:
         if request.weight_version != self.weight_version:
             return displaced  # its keys and values are the old weights'
         node = request.prefix_node
-        digests = self._digests(request, num_blocks)
+        keys = self._keys(request, num_blocks)
         for i in range(request.num_registered_blocks, num_blocks):
-            digest, tokens = digests[i], self._tokens(request, i)
-            block = self.find(digest, node, tokens)
-            if block is None:
-                other = self._index.get(digest)
-                if other is not None:
-                    self.remove(other)
-                    displaced.append(other)
+            digest, tokens = keys[i]
+            known = self._index.get(digest)
+            entry = None if known is None else self._entry(known)
+            if entry is None or entry.parent != node or entry.tokens != tokens:
+                if known is not None:
+                    self.remove(known)
+                    displaced.append(known)
                 block = request.block_ids[i]
                 self._num_nodes += 1
-                self._entries[block] = Entry(digest, node, tokens, self._num_nodes)
                 self._index[digest] = block
-            node = self._entry(block).node
+                self._entries[block] = entry = Entry(digest, node, tokens, self._num_nodes)
+            node = entry.node
         request.num_registered_blocks = num_blocks
         request.prefix_node = node
         return displaced
@@ -143,8 +144,8 @@ class PrefixCache:
         """Forgets a cached block, because it is to hold something else."""
         del self._index[self._entry(block).digest]
         self._entries[block] = None
-        if block in self._found:  # nor can what comes after it be found
-            place = self._found[block]
+        place = self._found.get(block)
+        if place is not None:  # nor can what comes after it be found
             while len(self._found) > place:
                 self._found.popitem()
 
@@ -167,7 +168,8 @@ class PrefixCache:
         """Its blocks are going to be of the present weights."""
         if request.weight_version != self.weight_version:
             request.weight_version = self.weight_version
-            request.block_hashes.clear()
+            request.prefix_root = self._root(request)
+            request.block_keys.clear()
 
     def _entry(self, block: int) -> Entry:
         entry = self._entries[block]
@@ -183,15 +185,13 @@ class PrefixCache:
             len(tag).to_bytes(8, "little") + tag + len(value).to_bytes(8, "little") + value for tag, value in keys
         )
 
-    def _digests(self, request: Request, num_blocks: int) -> list[bytes]:
-        digests = request.block_hashes
-        if len(digests) < num_blocks:
-            parent = digests[-1] if digests else self._hash(self._root(request))
-            for i in range(len(digests), num_blocks):
-                parent = self._hash(parent + self._tokens(request, i))
-                digests.append(parent)
-        return digests
-
-    def _tokens(self, request: Request, i: int) -> bytes:
-        size = self.block_size
-        return self._pack(*request.all_token_ids[i * size : (i + 1) * size])
+    def _keys(self, request: Request, num_blocks: int) -> list[Key]:
+        """Those of at least a request's first `num_blocks` blocks, each made once."""
+        keys, size, tokens = request.block_keys, self.block_size, request.all_token_ids
+        if len(keys) < num_blocks:
+            parent = keys[-1][0] if keys else self._hash(request.prefix_root)
+            for start in range(len(keys) * size, num_blocks * size, size):
+                packed = self._pack(*tokens[start : start + size])
+                parent = self._hash(parent + packed)
+                keys.append((parent, packed))
+        return keys

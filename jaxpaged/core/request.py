@@ -106,17 +106,17 @@ class Request:
       slot: its row on the device while RUNNING, else -1.
       num_cached_tokens: prompt tokens found in the prefix cache at first admission; -1 before.
       queued_time, scheduled_time: when the scheduler took it in, and when it first admitted it; None before.
-      block_hashes, num_registered_blocks, prefix_node, weight_version: the prefix cache's notes on this request;
-        nobody else writes them.
+      block_keys, num_registered_blocks, prefix_node, prefix_root, weight_version: the prefix cache's notes on this
+        request; nobody else writes them.
     """
 
     __slots__ = (
-        "all_token_ids", "arrival_time", "bad_word_ids", "block_hashes", "block_ids", "cache_salt", "device_options",
+        "all_token_ids", "arrival_time", "bad_word_ids", "block_ids", "block_keys", "cache_salt", "device_options",
         "eos_token_ids", "finish_reason", "grammar", "group", "host_key", "index", "is_plain", "max_total_tokens",
         "num_cached_tokens", "num_computed_tokens", "num_inflight_tokens", "num_pooled_tokens", "num_preemptions",
         "num_prompt_logprobs", "num_prompt_tokens", "num_registered_blocks", "params", "pooled_sum", "pooling",
-        "prefix_node", "priority", "queued_time", "request_id", "scheduled_time", "seed", "slot", "sort_key", "source",
-        "status", "stop_reason", "stop_token_ids", "weight_version",
+        "prefix_node", "prefix_root", "priority", "queued_time", "request_id", "scheduled_time", "seed", "slot",
+        "sort_key", "source", "status", "stop_reason", "stop_token_ids", "weight_version",
     )  # fmt: skip
 
     def __init__(
@@ -163,8 +163,9 @@ class Request:
         self.queued_time: float | None = None
         self.scheduled_time: float | None = None
         self.num_preemptions = 0
-        self.block_hashes: list[bytes] = []  # of full blocks of known tokens, computed lazily
-        self.weight_version = -1  # the weights that block_hashes and the blocks belong to
+        self.block_keys: list[tuple[bytes, bytes]] = []  # of full blocks of known tokens, computed lazily
+        self.prefix_root = b""  # the cache's node before the first block
+        self.weight_version = -1  # the weights that these keys, that root and the blocks belong to
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
         self._begin()
@@ -187,7 +188,7 @@ class Request:
         """
         other = copy.copy(self)
         other.index, other.sort_key = index, (*self.sort_key[:-1], index)
-        other.all_token_ids, other.block_hashes = list(self.all_token_ids), list(self.block_hashes)
+        other.all_token_ids, other.block_keys = list(self.all_token_ids), list(self.block_keys)
         other.grammar = self.grammar and self.grammar.copy()
         other.num_prompt_logprobs = self.num_prompt_tokens - 1
         other._begin()

@@ -63,8 +63,8 @@ class Residency:
         self.followers.notice(request)
         if request.host_key is not None:
             pool.share_prefix(request, shared)
-            new = [pool.append_block(request) for _ in range(self.host_pool.size(request.host_key))]
-            self.host_pool.restore(request.host_key, new)
+            pool.cover(request, request.num_computed_tokens)
+            self.host_pool.restore(request.host_key, request.block_ids[len(shared) :])
             request.host_key = None
         elif request.source is not None:
             request.num_computed_tokens = request.num_tokens - 1

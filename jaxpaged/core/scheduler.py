@@ -264,6 +264,8 @@ class Scheduler:
         That rests on an estimate: prefixes may be found, and blocks be lacking. Then there is padding, as without it.
         """
         most, rows = self.max_num_batched_tokens, len(self.running)
+        if not (self._cut_short or self.waiting):
+            return most
         prompts = [request for request in self._cut_short if request.status is Status.RUNNING]
         decoding = wanted = rows - len(prompts)
         for request in itertools.chain(prompts, self.waiting[: self.max_num_seqs - rows]):
@@ -277,7 +279,7 @@ class Scheduler:
         """Rows for the requests that have a slot. This is the hot path: most rows feed one token to a known block."""
         step, block_size = draft.step, self.block_manager.block_size
         left = draft.budget - len(self.running)  # besides the one reserved for each
-        add_request, add_slot, add_start = step.requests.append, step.slots.append, step.starts.append
+        rows, slots, starts = step.requests, step.slots, step.starts
         # Preemption pops from the end: requests not visited yet, or the visited one itself, which ends the loop.
         for request in self.running:
             total = len(request.all_token_ids) + request.num_inflight_tokens
@@ -296,11 +298,11 @@ class Scheduler:
             elif not self._extend_or_preempt(request, 1, step):
                 continue
             request.num_inflight_tokens += 1
-            add_request(request)
-            add_slot(request.slot)
-            add_start(start)
-        step.num_tokens = [1] * len(step.requests)
-        step.samples = [True] * len(step.requests)
+            rows.append(request)
+            slots.append(request.slot)
+            starts.append(start)
+        step.num_tokens = [1] * len(rows)
+        step.samples = [True] * len(rows)
 
     def _admit(self, draft: Draft) -> None:
         """Gives slots to waiting requests while slots, blocks and tokens last."""
@@ -378,12 +380,11 @@ class Scheduler:
 
     def _extend(self, request: Request, num_tokens: int, step: Step) -> int:
         """Schedules up to `num_tokens` more tokens of a request, as far as blocks reach. Returns how many."""
-        pool, table, start = self.block_manager, request.block_ids, request.num_computed_tokens
-        n = min(num_tokens, (len(table) + pool.num_available_blocks) * pool.block_size - start)
+        pool, start = self.block_manager, request.num_computed_tokens
+        n = min(num_tokens, (len(request.block_ids) + pool.num_available_blocks) * pool.block_size - start)
         if n <= 0:
             return 0
-        for index in range(len(table), pool.blocks_for(start + n)):
-            step.new_blocks.append((request.slot, index, pool.append_block(request)))
+        step.new_blocks += pool.cover(request, start + n)
         request.num_computed_tokens = start + n
         pool.register(request)
         return n

@@ -26,8 +26,7 @@ def stretch(step: Step, pool: BlockManager, max_steps: int) -> None:
     for request in step.requests:
         request.num_inflight_tokens += more
         request.num_computed_tokens += more
-        for index in range(len(request.block_ids), pool.blocks_for(request.num_computed_tokens)):
-            step.new_blocks.append((request.slot, index, pool.append_block(request)))
+        step.new_blocks += pool.cover(request, request.num_computed_tokens)
 
 
 def settle(step: Step, pool: BlockManager, num_done: int) -> None:

@@ -16,6 +16,8 @@ from jaxpaged.core.step import Step
 from jaxpaged.device.buckets import Bucket
 from jaxpaged.device.slots import Slots
 
+_OUT_OF_RANGE = 2**31 - 1  # no index: a scatter drops it
+
 
 class Batch(NamedTuple):
     """A step on the device; S rows and T tokens, padded to a bucket.
@@ -85,14 +87,14 @@ def pack(step: Step, bucket: Bucket, *, scratch_slot: int, block_size: int) -> n
     head[0, rows:] = scratch_slot
     head[1, :rows] = step.starts
     head[2, :rows] = step.num_tokens
-    sample_rows = np.flatnonzero(step.samples)
+    sample_rows = np.arange(rows) if all(step.samples) else np.flatnonzero(step.samples)
     head[3, : len(sample_rows)] = sample_rows
     head[3, len(sample_rows) :] = padded
     blocks = buffer[4 * padded : -3].reshape(-1, 3)
     assert num_blocks <= len(blocks), (num_blocks, bucket)
     if num_blocks:
         blocks[:num_blocks] = step.new_blocks
-    blocks[num_blocks:, 1] = np.iinfo(np.int32).max
+    blocks[num_blocks:, 1] = _OUT_OF_RANGE
     buffer[-3:] = rows, len(sample_rows), step.num_steps
     return buffer
 

@@ -317,9 +317,10 @@ class Runner:
     def _take_in(self, admission: Admission) -> None:
         """Tells the device about a request that takes a slot."""
         request, max_len = admission.request, self.slots.history.shape[1]
-        packed = pack_admission(admission, max_len, self._max_pages, self.config.logprobs_mode)
+        used = features(request, self.config.logprobs_mode)
+        packed = pack_admission(admission, used, max_len, self._max_pages)
         self.slots = self._admit_program()(self.slots, packed)
-        self.samplers.admit(admission.slot, features(request, self.config.logprobs_mode))
+        self.samplers.admit(admission.slot, used)
         if request.device_options is not None:
             self.options = self._admit_options_program()(self.options, np.int32(admission.slot), request.device_options)
 

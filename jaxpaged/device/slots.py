@@ -119,15 +119,13 @@ def admission_size(slots: Slots) -> int:
     return 1 + sum(array.shape[1] for array in slots)
 
 
-def pack_admission(
-    admission: Admission, max_model_len: int, max_pages: int, logprobs_mode: str = "raw_logprobs"
-) -> np.ndarray:
+def pack_admission(admission: Admission, used: Feature, max_model_len: int, max_pages: int) -> np.ndarray:
     """All of an admission but its `Options` in one int32 buffer (floats by their bits): one transfer.
 
     Layout: slot | history | block table | ints | stop ids | floats.
 
     Args:
-      logprobs_mode: the engine's, for a request that does not say.
+      used: the request's `features`.
     """
     request, params = admission.request, admission.request.params
     buffer = np.zeros(1 + max_model_len + max_pages + len(_INTS) + _NUM_STOPS + len(_FLOATS), np.int32)
@@ -138,7 +136,7 @@ def pack_admission(
     at += max_pages
     seed = request.seed & 0xFFFFFFFFFFFFFFFF
     ints = {
-        "features": features(request, logprobs_mode),
+        "features": used,
         "num_prompt_tokens": request.num_prompt_tokens,
         "sample_index": request.index,
         "min_total_tokens": request.num_prompt_tokens + params.min_tokens,
@@ -152,7 +150,7 @@ def pack_admission(
     assert len(stops) <= _NUM_STOPS
     buffer[at : at + _NUM_STOPS] = NO_TOKEN
     buffer[at : at + len(stops)] = stops
-    buffer[at + _NUM_STOPS :] = np.array([getattr(params, name) for name in _FLOATS], np.float32).view(np.int32)
+    buffer[at + _NUM_STOPS :].view(np.float32)[:] = [getattr(params, name) for name in _FLOATS]
     return buffer
 
 

@@ -13,8 +13,7 @@ def hold(manager, request):
     """Gives a request blocks for all its tokens, as a scheduler would. Returns the shared ones."""
     prefix = manager.find_prefix(request)
     manager.share_prefix(request, prefix)
-    while len(request.block_ids) < manager.blocks_for(request.num_tokens):
-        manager.append_block(request)
+    manager.cover(request, request.num_tokens)
     request.num_computed_tokens = request.num_tokens
     manager.register(request)
     return prefix
@@ -30,8 +29,8 @@ def test_scratch_is_never_given_out():
     hold(manager, request)
     assert sorted(request.block_ids) == [1, 2, 3, 4, 5]
     assert counts(manager) == (0, 5, 0)
-    with pytest.raises(AssertionError, match="no free block"):
-        manager.append_block(request)
+    with pytest.raises(AssertionError, match="0 free blocks, not 1"):
+        manager.cover(request, 21)
 
 
 @pytest.mark.parametrize(("length", "cached"), [(1, 0), (15, 0), (16, 0), (17, 16), (32, 16), (33, 32)])
@@ -50,8 +49,7 @@ def test_a_partly_computed_prompt_shares_what_is_scheduled():
     manager = BlockManager(10, 4)
     first = make(range(12))
     manager.share_prefix(first, manager.find_prefix(first))
-    manager.append_block(first)
-    manager.append_block(first)
+    assert manager.cover(first, 6) == [(-1, 0, 1), (-1, 1, 2)] and manager.cover(first, 8) == []
     first.num_computed_tokens = 6
     manager.register(first)
     assert manager.find_prefix(make(range(12))) == first.block_ids[:1]
@@ -175,8 +173,8 @@ def test_collisions_displace_but_never_deceive():
         lambda manager, request: request.block_ids.pop(),
         lambda manager, request: request.block_ids.append(request.block_ids[0]),
         lambda manager, request: request.block_ids.append(0),
-        lambda manager, request: manager._free.push_back(request.block_ids[0]),
-        lambda manager, request: manager._free.pop_front(),
+        lambda manager, request: manager._free.push_back(request.block_ids[:1]),
+        lambda manager, request: manager._free.pop_front(1),
         lambda manager, request: setattr(manager, "num_cached_blocks", 1),
         lambda manager, request: manager._cache._index.clear(),
     ],

@@ -168,10 +168,10 @@ def test_clear_starts_a_new_weight_version():
     cache.resume(request, [])
     request.block_ids = [1, 2]
     cache.enter(request, 1)
-    old = list(request.block_hashes)
+    old = list(request.block_keys)
     cache.clear()
     assert cache.enter(request, 2) == [] and len(cache) == 0, "the request under way holds old keys and values"
-    assert cache.match(request, 2) == [] and request.block_hashes != old
+    assert cache.match(request, 2) == [] and request.block_keys != old
     cache.check_invariants()
 
 

@@ -177,10 +177,10 @@ def test_blocks_that_came_back_are_shared_again():
     request = driver.add("a", prompt_of(17), max_tokens=12)
     step_until(driver, lambda: request.num_output_tokens)
     preempt(driver, request)
-    driver.scheduler.block_manager._cache.clear()  # only the copy knows
-    driver.scheduler.block_manager.num_cached_blocks = 0
-    request.weight_version = driver.manager.weight_version
-    request.block_hashes.clear()
+    manager = driver.manager
+    for block in [block for block in manager.findable_blocks if not manager._refs[block]]:  # only the copy knows
+        manager._cache.remove(block)
+    manager.num_cached_blocks = 0
     step_until(driver, lambda: request.num_computed_tokens >= 17)
     driver.run()
     driver.add("b", prompt_of(17), max_tokens=2)

@@ -16,7 +16,7 @@ from jaxpaged.core.step import Admission
 from jaxpaged.device.logits_processor import LogitsContext, LogitsProcessor
 from jaxpaged.device.options import Options, admit_options, empty_options, mask_words, pack_options
 from jaxpaged.device.sampling import Sampled, sample
-from jaxpaged.device.slots import Slots, admit, empty_slots, pack_admission
+from jaxpaged.device.slots import Slots, admit, empty_slots, features, pack_admission
 
 HEAD, VOCAB = 200, 190  # rows of the head, tokens that may be produced
 ROWS, MAX_LEN, PAGES = 4, 300, 4
@@ -89,7 +89,7 @@ class Batch:
 
     def admit(self, slot: int, request: Request) -> None:
         """Gives a request a slot."""
-        packed = pack_admission(Admission(slot, request, [3, 1]), MAX_LEN, PAGES)
+        packed = pack_admission(Admission(slot, request, [3, 1]), features(request), MAX_LEN, PAGES)
         self.slots = jit_admit(self.slots, packed)
         options = pack_options(request, HEAD, PROCESSORS)
         if options is not None:

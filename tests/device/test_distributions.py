@@ -10,7 +10,7 @@ from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.core.step import Admission
 from jaxpaged.device.options import empty_options, mask_words
 from jaxpaged.device.sampling import sample
-from jaxpaged.device.slots import Slots, admit, empty_slots, pack_admission
+from jaxpaged.device.slots import Slots, admit, empty_slots, features, pack_admission
 from tests.device.sampling_cases import HEAD, MAX_LEN, PAGES, VOCAB, adjusted, distribution, make_request, sample_rows
 
 DRAWS = 4000
@@ -24,7 +24,7 @@ def draws(logits: np.ndarray, params: SamplingParams, *, by_seed: bool = False, 
     packed = []
     for i in range(DRAWS):
         request.index, request.seed = (0, i) if by_seed else (i, 11)
-        packed.append(pack_admission(Admission(0, request, []), MAX_LEN, PAGES))
+        packed.append(pack_admission(Admission(0, request, []), features(request), MAX_LEN, PAGES))
     slots = jax.vmap(lambda one: admit(empty_slots(1, MAX_LEN, PAGES), one))(jnp.asarray(np.stack(packed)))
     slots = Slots(*(x[:, 0] for x in slots))
     masks = jnp.full((DRAWS, mask_words(HEAD)), -1, jnp.int32)

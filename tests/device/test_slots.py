@@ -20,7 +20,9 @@ def make_request(params: SamplingParams, **fields) -> Request:
 
 
 def admit_into(slots, slot: int, request: Request, blocks=(3, 1)):
-    return jax.jit(admit)(slots, pack_admission(Admission(slot, request, list(blocks)), MAX_LEN, PAGES))
+    return jax.jit(admit)(
+        slots, pack_admission(Admission(slot, request, list(blocks)), features(request), MAX_LEN, PAGES)
+    )
 
 
 def test_admission_reaches_its_slot_whole():
