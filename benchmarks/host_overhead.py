@@ -54,23 +54,34 @@ class Load:
     Args:
       num_steps: how many steps there will be; decode-only requests last longer than that.
       churn: whether requests end and are replaced.
+      outputs: makes outputs of what `step` gives; None where there are only rounds of `step_and_send`.
       options: of `EngineConfig`.
     """
 
-    def __init__(self, num_running: int, num_steps: int, device: FakeDevice, *, churn: bool, **options: Any):
+    def __init__(
+        self,
+        num_running: int,
+        num_steps: int,
+        device: FakeDevice,
+        *,
+        churn: bool,
+        outputs: OutputProcessor | None = None,
+        **options: Any,
+    ):
         self.churn = churn
         self.output_tokens = OUTPUT_TOKENS if churn else num_steps + 4 * WARM_UP_STEPS + num_running
         max_model_len = 2 * PROMPT_TOKENS + self.output_tokens
         num_blocks = num_running * (-(-max_model_len // BLOCK_SIZE) + 2)
         self.engine = fake_engine(num_running, device, max_model_len=max_model_len, num_blocks=num_blocks, **options)
-        self.outputs = OutputProcessor(None, in_slices=True)
+        self.outputs = outputs
         self._tokens, self._serials = (
             random.Random(0).choices(range(VOCAB_SIZE - 1), k=2 * PROMPT_TOKENS),
             itertools.count(),
         )
         for i in range(num_running):
-            # Spread over the phases of their lives, so that no step is special.
-            self.add(PROMPT_TOKENS + i % BLOCK_SIZE, 1 + i * OUTPUT_TOKENS // num_running if churn else None)
+            # The first lives end one after the other, once the warm-up has admitted everybody: so no step is special.
+            first_life = WARM_UP_STEPS + i * OUTPUT_TOKENS // num_running
+            self.add(PROMPT_TOKENS + i % BLOCK_SIZE, first_life if churn else None)
 
     def add(self, prompt_tokens: int = PROMPT_TOKENS, output_tokens: int | None = None) -> None:
         """Queues one more request; no two prompts begin alike."""
@@ -80,7 +91,8 @@ class Load:
             max_tokens=output_tokens or self.output_tokens, detokenize=False, output_kind="delta", temperature=0.0
         )
         request = self.engine.make_request(f"cmpl-{serial:032x}", prompt, params)
-        self.outputs.add(request)
+        if self.outputs is not None:
+            self.outputs.add(request)
         self.engine.add_request(request)
 
     def step(self) -> dict[str, float]:
@@ -92,6 +104,7 @@ class Load:
         stats = self.engine.stats
         encode(Updates(updates, stats, stepped))
         encoded = clock()
+        assert self.outputs is not None
         self.outputs.process(updates, stepped)
         processed = clock()
         self._replace(updates)
@@ -120,7 +133,8 @@ class Load:
 
 def measure(num_running: int, num_steps: int, *, churn: bool) -> dict[str, Any]:
     """One row of the table: medians in milliseconds, and the 99th percentile of the scheduler's."""
-    load = Load(num_running, num_steps, FakeDevice(0.0, WallClock()), churn=churn)
+    outputs = OutputProcessor(None, in_slices=True)
+    load = Load(num_running, num_steps, FakeDevice(0.0, WallClock()), churn=churn, outputs=outputs)
     times = [load.step() for _ in range(num_steps + WARM_UP_STEPS)][WARM_UP_STEPS:]
     totals = sorted(t["total"] for t in times)
     return {
