@@ -13,7 +13,7 @@ costs hits, never right answers.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from struct import Struct
 
 import msgspec
@@ -104,7 +104,7 @@ class PrefixCache:
         entry = self._entry(block)
         return block if entry.parent == parent and entry.tokens == tokens else None
 
-    def resume(self, request: Request, blocks: list[int]) -> None:
+    def resume(self, request: Request, blocks: Sequence[int]) -> None:
         """Notes that `request` starts with these cached blocks: what it enters later comes after them."""
         self._renew(request)
         request.num_registered_blocks = len(blocks)

@@ -76,6 +76,31 @@ class Residency:
             request.num_computed_tokens = len(shared) * pool.block_size
         step.admissions.append(Admission(request.slot, request, list(request.block_ids)))
 
+    def num_blocks_owed(self, request: Request) -> int:
+        """Blocks that a running request needs to hold all its known tokens, and does not have yet."""
+        return self.block_manager.blocks_for(request.num_tokens) - len(request.block_ids)
+
+    def extend(self, request: Request, num_tokens: int, step: Step) -> int:
+        """Schedules up to `num_tokens` more tokens of a request, as far as blocks reach. Returns how many."""
+        pool, start = self.block_manager, request.num_computed_tokens
+        n = min(num_tokens, (len(request.block_ids) + pool.num_available_blocks) * pool.block_size - start)
+        if n <= 0:
+            return 0
+        step.new_blocks += pool.cover(request, start + n)
+        request.num_computed_tokens = start + n
+        pool.register(request)
+        return n
+
+    def extend_or_preempt(self, request: Request, num_tokens: int, step: Step) -> int:
+        """As `extend`, but takes blocks from later requests if there are none. 0: it was the latest itself."""
+        while not (n := self.extend(request, num_tokens, step)):
+            victim = self.roster.running[-1]
+            assert len(self.roster.running) > 1, f"{victim.request_id} is alone and does not fit"
+            self.preempt(victim)
+            if victim is request:
+                return 0
+        return n
+
     def refresh(self, step: Step) -> None:
         """Tells the device the tokens of `stale` requests: each is admitted anew to its slot.
 

@@ -33,8 +33,10 @@ from typing import Any
 
 from jaxpaged.core.beam_group import BeamGroup
 from jaxpaged.core.block_manager import BlockManager
+from jaxpaged.core.budget import Budget
 from jaxpaged.core.deadlines import Deadlines
 from jaxpaged.core.draft import Chunk, Draft
+from jaxpaged.core.gate import Gate
 from jaxpaged.core.intake import Intake
 from jaxpaged.core.request import Ending, Request, Status
 from jaxpaged.core.residency import Residency
@@ -65,7 +67,6 @@ class Scheduler:
       roster: who is live, runs and waits.
       running: requests with a slot, in order.
       waiting: requests that wait for one, in order.
-      prefix_cache_queries, prefix_cache_hits: prompt tokens looked up and found, ever; each request counts once.
     """
 
     def __init__(
@@ -87,17 +88,15 @@ class Scheduler:
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_model_len = max_model_len
         self.max_num_queued_requests = max_num_queued_requests
-        self.prefix_cache_queries = 0
-        self.prefix_cache_hits = 0
         self._key, self._clock = key, clock
-        self._sizes = step_sizes or StepSizes()
-        self._cut_short: list[Request] = []  # those whose prompt the last step has not ended
+        self._budget = Budget(max_num_batched_tokens, max_num_seqs, block_manager.block_size, step_sizes or StepSizes())
         self._residency = Residency(block_manager, num_host_blocks, max_num_seqs)
         self.roster = self._residency.roster
         self.running, self.waiting = self.roster.running, self.roster.waiting
         self._requests = self.roster.samples
         self._deadlines = Deadlines(clock)
         self._followers = self._residency.followers
+        self._gate = Gate(self._residency, self._budget, clock)
         self._intake = Intake(self._residency)
         self._serials = itertools.count()
         self._unreported: list[RequestUpdate] = []
@@ -114,6 +113,16 @@ class Scheduler:
     def num_preemptions(self) -> int:
         """How often a request lost its blocks, ever."""
         return self._residency.num_preemptions
+
+    @property
+    def prefix_cache_queries(self) -> int:
+        """Prompt tokens that were looked up in the prefix cache, ever; each request counts once."""
+        return self._gate.prefix_cache_queries
+
+    @property
+    def prefix_cache_hits(self) -> int:
+        """How many of them were found."""
+        return self._gate.prefix_cache_hits
 
     @property
     def num_swapped(self) -> int:
@@ -198,13 +207,13 @@ class Scheduler:
                 self._unreported += self._end(late, Ending("abort", "timeout"))
         for follower in self._followers.release():
             self.roster.queue(follower)
-        draft = Draft(self._budget())
+        draft = Draft(self._budget.num_tokens(self.running, self.waiting))
         self._schedule_running(draft)
         if self._residency.stale:
             self._residency.refresh(draft.step)
-        self._admit(draft)
+        self._gate.admit(draft)
         self._fill(draft)
-        self._cut_short = [chunk.request for chunk in draft.chunks if chunk.request.num_remaining_tokens]
+        self._budget.note(draft.chunks)
         if not draft.has_rows:
             return None
         self._residency.host_pool.flush(draft.step)
@@ -258,26 +267,10 @@ class Scheduler:
         assert sorted(map(id, queued)) == sorted(map(id, live)), "a request is lost"
         self._residency.check_invariants()
 
-    def _budget(self) -> int:
-        """Most tokens of the next step: all that may be, or as many as fill a padded shape.
-
-        That rests on an estimate: prefixes may be found, and blocks be lacking. Then there is padding, as without it.
-        """
-        most, rows = self.max_num_batched_tokens, len(self.running)
-        if not (self._cut_short or self.waiting):
-            return most
-        prompts = [request for request in self._cut_short if request.status is Status.RUNNING]
-        decoding = wanted = rows - len(prompts)
-        for request in itertools.chain(prompts, self.waiting[: self.max_num_seqs - rows]):
-            wanted += request.num_remaining_tokens
-            if wanted >= most:
-                return most
-        budget = self._sizes.cut(wanted, decoding)
-        return budget if budget is not None and budget > rows else most
-
     def _schedule_running(self, draft: Draft) -> None:
         """Rows for the requests that have a slot. This is the hot path: most rows feed one token to a known block."""
         step, block_size = draft.step, self.block_manager.block_size
+        extend = self._residency.extend_or_preempt
         left = draft.budget - len(self.running)  # besides the one reserved for each
         rows, slots, starts = step.requests, step.slots, step.starts
         # Preemption pops from the end: requests not visited yet, or the visited one itself, which ends the loop.
@@ -286,7 +279,7 @@ class Scheduler:
             start = request.num_computed_tokens
             remaining = total - start
             if remaining > 1:
-                n = self._extend_or_preempt(request, self._share(remaining, left + 1), step)
+                n = extend(request, self._budget.share(remaining, left + 1), step)
                 if n:
                     draft.chunks.append(Chunk(request, start, n))
                     left -= n - 1
@@ -295,7 +288,7 @@ class Scheduler:
                 continue  # its last token is in flight
             if start % block_size:
                 request.num_computed_tokens = start + 1
-            elif not self._extend_or_preempt(request, 1, step):
+            elif not extend(request, 1, step):
                 continue
             request.num_inflight_tokens += 1
             rows.append(request)
@@ -304,50 +297,13 @@ class Scheduler:
         step.num_tokens = [1] * len(rows)
         step.samples = [True] * len(rows)
 
-    def _admit(self, draft: Draft) -> None:
-        """Gives slots to waiting requests while slots, blocks and tokens last."""
-        pool = self.block_manager
-        left = draft.budget - draft.num_tokens
-        owed = sum(self._num_blocks_owed(chunk.request) for chunk in draft.chunks)
-        while left > 0 and self.waiting:
-            request = self.waiting[0]
-            if request.num_inflight_tokens:
-                break  # preempted: the device has to be told its tokens, so they must be known
-            if draft.has_rows and self.roster.has_slot and not self._residency.search(request):
-                draft.is_searching = True  # its prompt is long, and these rows need not wait for a look at all of it
-                break
-            shared = self._residency.find_shared(request) if self.roster.has_slot else []
-            needed = pool.blocks_for(request.num_tokens + 1) - len(shared)
-            fits = not self.running or needed + owed + len(self.running) <= pool.num_available_after(shared)
-            if not (fits and self.roster.has_slot):
-                if self._displace_idle_beam(draft):
-                    continue
-                break
-            self._residency.start(request, shared, draft.step)
-            self._note_admission(request)
-            start = request.num_computed_tokens
-            n = self._extend(request, self._share(request.num_tokens - start, left), draft.step)
-            assert n, f"no block for {request.request_id}, which should fit"
-            draft.chunks.append(Chunk(request, start, n))
-            owed += self._num_blocks_owed(request)
-            left -= n
-
-    def _displace_idle_beam(self, draft: Draft) -> bool:
-        """Takes the place of a beam that can do nothing until another one has run. Returns whether there was one."""
-        if self.roster.num_beams and not draft.step.copies:  # its blocks may be copied from in this step
-            for request in reversed(self.running):
-                if request.group is not None and request.group.can_yield(request):
-                    self._residency.preempt(request)
-                    return True
-        return False
-
     def _fill(self, draft: Draft) -> None:
         """Gives the tokens that nobody took to the prompts."""
         left = draft.budget - draft.num_tokens
         for chunk in draft.chunks:
             if left <= 0:
                 break
-            more = self._extend(chunk.request, min(left, chunk.request.num_remaining_tokens), draft.step)
+            more = self._residency.extend(chunk.request, min(left, chunk.request.num_remaining_tokens), draft.step)
             chunk.num_tokens += more
             left -= more
 
@@ -359,45 +315,6 @@ class Scheduler:
         if moves or needs_host or comes_back or len(step.requests) != len(self.running):
             return False
         return all(at >= request.num_prompt_tokens for request, at in zip(step.requests, step.starts, strict=True))
-
-    def _note_admission(self, request: Request) -> None:
-        if request.scheduled_time is None:
-            request.scheduled_time = self._clock()
-        if request.num_cached_tokens < 0:  # what a preempted request finds again is no hit
-            request.num_cached_tokens = request.num_computed_tokens
-            self.prefix_cache_queries += request.num_prompt_tokens
-            self.prefix_cache_hits += request.num_cached_tokens
-
-    def _share(self, remaining: int, left: int) -> int:
-        """How many of a prompt's `remaining` tokens go into a step that has room for `left`, at first."""
-        if remaining > self.max_num_batched_tokens:
-            left = max(left // 2, min(left, self.block_manager.block_size))
-        return min(remaining, left)
-
-    def _num_blocks_owed(self, request: Request) -> int:
-        """Blocks that a request needs to hold all its known tokens, and does not have yet."""
-        return self.block_manager.blocks_for(request.num_tokens) - len(request.block_ids)
-
-    def _extend(self, request: Request, num_tokens: int, step: Step) -> int:
-        """Schedules up to `num_tokens` more tokens of a request, as far as blocks reach. Returns how many."""
-        pool, start = self.block_manager, request.num_computed_tokens
-        n = min(num_tokens, (len(request.block_ids) + pool.num_available_blocks) * pool.block_size - start)
-        if n <= 0:
-            return 0
-        step.new_blocks += pool.cover(request, start + n)
-        request.num_computed_tokens = start + n
-        pool.register(request)
-        return n
-
-    def _extend_or_preempt(self, request: Request, num_tokens: int, step: Step) -> int:
-        """As `_extend`, but takes blocks from later requests if there are none. 0: it was the latest itself."""
-        while not (n := self._extend(request, num_tokens, step)):
-            victim = self.running[-1]
-            assert len(self.running) > 1, f"{victim.request_id} is alone and does not fit"
-            self._residency.preempt(victim)
-            if victim is request:
-                return 0
-        return n
 
     def _end(self, request: Request, ending: Ending) -> list[RequestUpdate]:
         """Ends a live sample, or the whole beam search that it is part of."""

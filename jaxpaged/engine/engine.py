@@ -23,9 +23,9 @@ from jaxpaged.engine.checks import checked_request
 from jaxpaged.engine.engine_facts import EngineFacts
 from jaxpaged.engine.interrupts import interrupts_held
 from jaxpaged.engine.pace import Pace
+from jaxpaged.engine.params_fit import check_fit
 from jaxpaged.engine.stats import EngineStats
 from jaxpaged.engine.step_meter import StepMeter
-from jaxpaged.errors import CheckpointError
 
 
 class Engine:
@@ -211,7 +211,7 @@ class Engine:
         Raises:
           CheckpointError: it has not; every difference is listed, and nothing has changed.
         """
-        _check_same(self.runner.params, params)
+        check_fit(self.runner.params, params)
         self.runner.params = jax.tree.map(
             lambda new, old: jax.device_put(new, old.sharding), params, self.runner.params
         )
@@ -292,27 +292,3 @@ class Engine:
         self.runner.sample(launched, masks)
         self._meter.lap("sample")
         return failures
-
-
-def _check_same(old: Any, new: Any) -> None:
-    """Raises CheckpointError unless two pytrees of arrays agree in structure, shapes and dtypes."""
-    ours, theirs = _described(old), _described(new)
-    missing, unused = sorted(ours.keys() - theirs.keys()), sorted(theirs.keys() - ours.keys())
-    misshaped = [
-        f"{name}: {theirs[name]} instead of {ours[name]}"
-        for name in sorted(ours.keys() & theirs.keys())
-        if ours[name] != theirs[name]
-    ]
-    if missing or unused or misshaped:
-        raise CheckpointError("the params do not fit the model", missing=missing, unused=unused, misshaped=misshaped)
-    if jax.tree.structure(old) != jax.tree.structure(new):
-        raise CheckpointError(f"the params do not fit the model: {jax.tree.structure(new)} is nested otherwise")
-
-
-def _described(tree: Any) -> dict[str, str]:
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="/"): f"{getattr(leaf, 'dtype', type(leaf).__name__)}"
-        f"{list(np.shape(leaf))}"
-        for path, leaf in leaves
-    }

@@ -98,8 +98,8 @@ def test_an_idle_beam_gives_up_its_place_unless_it_is_copied_from():
 
     step_until(driver, idle)
     beam = idle()[-1]
-    assert not scheduler._displace_idle_beam(Draft(9, Step(copies=[(1, 2)]))) and beam in scheduler.running
-    assert scheduler._displace_idle_beam(Draft(9)) and beam not in scheduler.running + scheduler.waiting
+    assert not scheduler._gate._displace_idle_beam(Draft(9, Step(copies=[(1, 2)]))) and beam in scheduler.running
+    assert scheduler._gate._displace_idle_beam(Draft(9)) and beam not in scheduler.running + scheduler.waiting
     scheduler.check_invariants()
     driver.run()
     driver.check_solo()
