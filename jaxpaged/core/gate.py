@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from jaxpaged.core.budget import Budget
 from jaxpaged.core.draft import Chunk, Draft
+from jaxpaged.core.latecomers import Latecomers
 from jaxpaged.core.request import Request
 from jaxpaged.core.residency import Residency
 
@@ -20,11 +21,13 @@ class Gate:
       clock: gives seconds as in the requests' arrival times.
 
     Attributes:
+      latecomers: who waits for a prefix that is being computed; a slot is kept for each.
       prefix_cache_queries, prefix_cache_hits: prompt tokens looked up and found, ever; each request counts once.
     """
 
     def __init__(self, residency: Residency, budget: Budget, clock: Callable[[], float] = time.monotonic):
         self._residency, self._budget, self._clock = residency, budget, clock
+        self.latecomers = Latecomers(residency.block_manager.block_size)
         self.prefix_cache_queries = self.prefix_cache_hits = 0
 
     def admit(self, draft: Draft) -> None:
@@ -37,13 +40,17 @@ class Gate:
             request = waiting[0]
             if request.num_inflight_tokens:
                 break  # preempted: the device has to be told its tokens, so they must be known
-            if draft.has_rows and roster.has_slot and not residency.search(request):
+            has_slot = roster.num_free_slots > len(self.latecomers)
+            if draft.has_rows and has_slot and not residency.search(request):
                 draft.is_searching = True  # its prompt is long, and these rows need not wait for a look at all of it
                 break
-            shared = residency.find_shared(request) if roster.has_slot else []
+            shared = residency.find_shared(request) if has_slot else []
+            if has_slot and self._comes_late(request, shared, draft):
+                roster.park(request)
+                continue
             needed = pool.blocks_for(request.num_tokens + 1) - len(shared)
             fits = not running or needed + owed + len(running) <= pool.num_available_after(shared)
-            if not (fits and roster.has_slot):
+            if not (fits and has_slot):
                 if self._displace_idle_beam(draft):
                     continue
                 break
@@ -55,6 +62,14 @@ class Gate:
             draft.chunks.append(Chunk(request, start, n))
             owed += residency.num_blocks_owed(request)
             left -= n
+
+    def _comes_late(self, request: Request, shared: list[int], draft: Draft) -> bool:
+        """Whether it is better to wait for more of the prefix than the blocks that were found."""
+        pool = self._residency.block_manager
+        if not pool.enable_prefix_caching or request.host_key is not None or request.source or request.group:
+            return False
+        running = (chunk.request for chunk in draft.chunks)
+        return self.latecomers.hold(request, len(shared) * pool.block_size, running)
 
     def _displace_idle_beam(self, draft: Draft) -> bool:
         """Takes the place of a beam that can do nothing until another one has run. Returns whether there was one."""

@@ -35,9 +35,9 @@ class Roster:
         self._free_slots = list(range(num_slots - 1, -1, -1))
 
     @property
-    def has_slot(self) -> bool:
-        """Whether one more request could run."""
-        return bool(self._free_slots)
+    def num_free_slots(self) -> int:
+        """How many more requests could run."""
+        return len(self._free_slots)
 
     def enter(self, request: Request) -> None:
         """A new sample, parked."""
@@ -48,6 +48,10 @@ class Roster:
         """From parked to waiting."""
         assert request.status is Status.WAITING, request.request_id
         insort(self.waiting, request, key=_sort_key)
+
+    def park(self, request: Request) -> None:
+        """From waiting to parked."""
+        self._remove(self.waiting, request)
 
     def seat(self, request: Request) -> None:
         """From waiting to running: it gets a slot."""

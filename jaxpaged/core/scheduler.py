@@ -18,6 +18,8 @@ The rules:
   nobody is admitted only to be preempted a step later.
 - Out of blocks, the last running request is preempted. Its blocks are copied to the host if they fit there, else
   they are computed again later. Only a later request gives way to an earlier one, so the first always progresses.
+- A request that shares more of its prompt with one that is being computed than is computed yet waits until it is:
+  see `Latecomers`. Others go past it.
 - The samples of a request after the first wait until its prompt has been computed, and then share its blocks.
 - A request that would outgrow the whole pool ends there, with "length".
 - A request for a vector ends with its prompt: the vector is in flight in place of a token.
@@ -205,8 +207,8 @@ class Scheduler:
         if self._deadlines:
             for late in self._deadlines.expired():
                 self._unreported += self._end(late, Ending("abort", "timeout"))
-        for follower in self._followers.release():
-            self.roster.queue(follower)
+        for request in (*self._followers.release(), *self._gate.latecomers.release()):
+            self.roster.queue(request)
         draft = Draft(self._budget.num_tokens(self.running, self.waiting))
         self._schedule_running(draft)
         if self._residency.stale:
@@ -261,7 +263,7 @@ class Scheduler:
 
     def check_invariants(self) -> None:
         """Raises AssertionError unless queues, slots and the block manager's books agree."""
-        queued = self.running + self.waiting + self._followers.parked
+        queued = self.running + self.waiting + self._followers.parked + self._gate.latecomers.parked
         live = [request for samples in self._requests.values() for request in samples]
         queued += [r for r in live if r.group and r.num_inflight_tokens and r.status is Status.WAITING]
         assert sorted(map(id, queued)) == sorted(map(id, live)), "a request is lost"
