@@ -59,7 +59,7 @@ def most_likely(logits: jax.Array, vocab_size: int) -> jax.Array:
     return jnp.where(jnp.isfinite(peak), tokens, NOT_FINITE)
 
 
-def draw(logits: jax.Array, scaled: jax.Array, peak: jax.Array, key: Words, limits: Limits) -> jax.Array:
+def draw(logits: jax.Array, key: Words, limits: Limits) -> jax.Array:
     """The token of the largest scaled logit plus noise among those that the limits keep.
 
     The kept tokens are not looked for: the best of all is taken if it is one of them, which is one sum. If not, then
@@ -67,15 +67,14 @@ def draw(logits: jax.Array, scaled: jax.Array, peak: jax.Array, key: Words, limi
     in ten times, and each time what is left shrinks to a half on average.
 
     Args:
-      logits: f32[V], by which tokens are ordered.
-      scaled: f32[V], these minus their maximum, over the temperature.
-      peak: f32[], their maximum; if it is not finite, any token is drawn.
+      logits: f32[V]; if their peak is not finite, any token is drawn.
     """
-    noisy = jax.lax.optimization_barrier(scaled + gumbel(key, len(logits)))  # else it is computed in each pass
-    needed = needed_mass(logits, scaled, limits)
+    needed = needed_mass(logits, limits)
+    noisy = limits.scaled(logits) + gumbel(key, len(logits))
+    noisy = jax.lax.optimization_barrier(noisy)  # else it is computed in each pass
 
     def check(token: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return token, exceeds(logits, scaled, token, limits, needed) & jnp.isfinite(peak)
+        return token, exceeds(logits, token, limits, needed) & jnp.isfinite(limits.peak)
 
     def retry(state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         token, _ = state

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxpaged.device.rows import over_rows
+
+_BLOCK, _LEAST_BLOCK = 64, 32
 
 
 class Logprobs(NamedTuple):
@@ -52,12 +55,31 @@ def mask_padding(logits: jax.Array, vocab_size: int) -> jax.Array:
 
 def top_logprobs(logits: jax.Array, token: jax.Array, columns: int) -> Logprobs:
     """Of `token` and the `columns` most likely ones; what the vocabulary does not have is id 0 at -inf."""
-    logits = jnp.where(logits == 0, 0.0, logits)  # `top_k` would put -0 after 0, whatever their ids
-    best, ids = jax.lax.top_k(logits, min(columns, len(logits)))
+    best, ids = top_k(logits, min(columns, len(logits)))
     pad = (0, columns - len(ids))
     logprobs = jnp.pad(best - _normalizer(logits), pad, constant_values=-jnp.inf)
     ranks = 1 + jnp.arange(columns, dtype=jnp.int32)
     return Logprobs(*_of_token(logits, token), jnp.pad(ids, pad), logprobs, ranks)
+
+
+def top_k(values: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
+    """The largest of f32[V] and their indices, in order; the lowest index first among equals, also of zeros.
+
+    They lie in as many blocks, those with the largest maxima: only these are sorted, which are a small part of all.
+    """
+    block = math.gcd(len(values), _BLOCK)
+    if block < _LEAST_BLOCK or 2 * count * block > len(values):
+        return jax.lax.top_k(_unsigned_zeros(values), count)
+    blocks = values.reshape(-1, block)
+    maxima = _unsigned_zeros(jnp.max(blocks, axis=-1))
+    chosen = jnp.sort(jax.lax.top_k(maxima, count)[1])  # by index again, for the sake of equals
+    best, at = jax.lax.top_k(_unsigned_zeros(blocks[chosen].reshape(-1)), count)
+    return best, chosen[at // block] * block + at % block
+
+
+def _unsigned_zeros(values: jax.Array) -> jax.Array:
+    """`lax.top_k` would put -0 after 0, whatever their indices."""
+    return jnp.where(values == 0, 0.0, values)
 
 
 def sampled_logprob(logits: jax.Array, token: jax.Array, columns: int) -> Logprobs:

@@ -11,45 +11,58 @@ FEW = 128  # so large a top_k is looked up in the sorted best ones, on CPU
 
 
 class Limits(NamedTuple):
-    """What a row asks for.
+    """What a row asks for, and the scale of its logits.
 
     Attributes:
+      peak: f32[], the largest logit.
+      temperature: f32[], above 0.
       top_k: i32[], from 1 to V, which is off.
       top_p: f32[]; 1 is off.
       floor: f32[], least scaled logit (that of the best is 0); -inf is off.
       uses_top_k, uses_top_p: bool[], whether to look at them at all, see `over_rows`.
     """
 
+    peak: jax.Array
+    temperature: jax.Array
     top_k: jax.Array
     top_p: jax.Array
     floor: jax.Array
     uses_top_k: jax.Array
     uses_top_p: jax.Array
 
+    def scaled(self, logits: jax.Array) -> jax.Array:
+        """Logits over the temperature, that of the best being 0; cheaper to compute anew than to keep of all rows.
 
-def needed_mass(logits: jax.Array, scaled: jax.Array, limits: Limits) -> jax.Array:
+        The peak is subtracted first, so that a tiny temperature cannot overflow.
+        """
+        return (logits - self.peak) / self.temperature
+
+
+def needed_mass(logits: jax.Array, limits: Limits) -> jax.Array:
     """The mass that top-p wants, out of what top-k and min-p keep; infinite where it is off.
 
     Args:
-      logits: f32[V], whose order counts.
-      scaled: f32[V], of which the mass is the exponential.
+      logits: f32[V]; the mass is the exponential of the scaled ones.
     """
 
-    def of_top_k(above_floor: jax.Array) -> jax.Array:
+    def above_floor() -> jax.Array:
+        scaled = limits.scaled(logits)
+        return jnp.where(scaled >= limits.floor, scaled, -jnp.inf)
+
+    def of_top_k() -> jax.Array:
         kth, missing = _kth(logits, limits.top_k)
-        equal = jnp.exp(jnp.max(jnp.where(logits == kth, above_floor, -jnp.inf)))
-        return _mass(above_floor, logits > kth) + missing * equal
+        equal = jnp.exp(jnp.max(jnp.where(logits == kth, above_floor(), -jnp.inf)))
+        return _mass(above_floor(), logits > kth) + missing * equal
 
     def needed() -> jax.Array:
-        above_floor = jnp.where(scaled >= limits.floor, scaled, -jnp.inf)
-        mass = jax.lax.cond(limits.uses_top_k, of_top_k, lambda x: jnp.sum(jnp.exp(x)), above_floor)
+        mass = jax.lax.cond(limits.uses_top_k, of_top_k, lambda: jnp.sum(jnp.exp(above_floor())))
         mass = jnp.maximum(limits.top_p * mass, jnp.finfo(jnp.float32).tiny)  # a tiny top_p still keeps one token
         return jnp.where(limits.top_p < 1, mass, jnp.inf)
 
     return jax.lax.cond(limits.uses_top_p, needed, lambda: jnp.float32(jnp.inf))
 
 
-def exceeds(logits: jax.Array, scaled: jax.Array, token: jax.Array, limits: Limits, needed: jax.Array) -> jax.Array:
+def exceeds(logits: jax.Array, token: jax.Array, limits: Limits, needed: jax.Array) -> jax.Array:
     """Whether a token is not among the kept ones: what comes before it is enough already.
 
     Args:
@@ -60,11 +73,11 @@ def exceeds(logits: jax.Array, scaled: jax.Array, token: jax.Array, limits: Limi
         return jnp.sum(comes_before(logits, token), dtype=jnp.int32)
 
     def mass() -> jax.Array:
-        return _mass(scaled, comes_before(logits, token))
+        return _mass(limits.scaled(logits), comes_before(logits, token))
 
     too_many = jax.lax.cond(limits.uses_top_k, lambda: count() >= limits.top_k, lambda: jnp.bool_(False))
     too_much = jax.lax.cond(limits.uses_top_p, lambda: mass() >= needed, lambda: jnp.bool_(False))
-    return too_many | too_much | (scaled[token] < limits.floor)
+    return too_many | too_much | (limits.scaled(logits[token]) < limits.floor)
 
 
 def comes_before(logits: jax.Array, token: jax.Array) -> jax.Array:
@@ -73,18 +86,49 @@ def comes_before(logits: jax.Array, token: jax.Array) -> jax.Array:
     return (logits > value) | ((logits == value) & (jnp.arange(len(logits)) < token))
 
 
-def kept(logits: jax.Array, scaled: jax.Array, limits: Limits, needed: jax.Array) -> jax.Array:
-    """Mask of all tokens that are kept."""
-    mask = (logits > -jnp.inf) & (scaled >= limits.floor)
+class Last(NamedTuple):
+    """The last kept token: those that come before it and itself are kept.
+
+    Attributes:
+      value: f32[], its logit.
+      index: i32[]; tokens of this logit are kept up to it.
+    """
+
+    value: jax.Array
+    index: jax.Array
+
+    def includes(self, logits: jax.Array) -> jax.Array:
+        """Mask of the tokens up to it."""
+        return (logits > self.value) | ((logits == self.value) & (jnp.arange(len(logits)) <= self.index))
+
+
+def all_kept(logits: jax.Array) -> Last:
+    """Where there is no limit."""
+    return Last(jnp.float32(-jnp.inf), jnp.int32(len(logits)))
+
+
+def last_kept(logits: jax.Array, limits: Limits) -> Last:
+    """The last token that top-k and top-p keep, out of what min-p keeps."""
+    everything = all_kept(logits)
     ones = jnp.ones_like(logits)
-    mask = jax.lax.cond(
-        limits.uses_top_k, lambda: mask & _first(logits, ones, limits.top_k.astype(jnp.float32)), lambda: mask
+    by_count = jax.lax.cond(
+        limits.uses_top_k, lambda: _last(logits, ones, limits.top_k.astype(jnp.float32)), lambda: everything
     )
 
-    def by_mass() -> jax.Array:
-        return mask & (_first(logits, jnp.where(mask, jnp.exp(scaled), 0.0), needed) | (needed == jnp.inf))
+    def by_mass() -> Last:
+        needed = needed_mass(logits, limits)
+        weights = jnp.where(kept(logits, limits, by_count), jnp.exp(limits.scaled(logits)), 0.0)
+        last = _last(logits, weights, needed)
+        # By rounding it could be behind that of top-k.
+        behind = (last.value < by_count.value) | ((last.value == by_count.value) & (last.index > by_count.index))
+        return jax.tree.map(lambda a, b: jnp.where(behind | (needed == jnp.inf), a, b), by_count, last)
 
-    return jax.lax.cond(limits.uses_top_p, by_mass, lambda: mask)
+    return jax.lax.cond(limits.uses_top_p, by_mass, lambda: by_count)
+
+
+def kept(logits: jax.Array, limits: Limits, last: Last) -> jax.Array:
+    """Mask of all tokens that are kept, given `last_kept`."""
+    return (logits > -jnp.inf) & (limits.scaled(logits) >= limits.floor) & last.includes(logits)
 
 
 def _mass(scaled: jax.Array, mask: jax.Array) -> jax.Array:
@@ -106,13 +150,13 @@ def _kth(logits: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.Array]:
     return jax.lax.platform_dependent(cpu=lambda: jax.lax.cond(k <= FEW, look_up, search), default=search)
 
 
-def _first(values: jax.Array, weights: jax.Array, needed: jax.Array) -> jax.Array:
-    """Mask of the fewest largest values whose weights together reach `needed`; the lowest ids of equals."""
+def _last(values: jax.Array, weights: jax.Array, needed: jax.Array) -> Last:
+    """Of the fewest largest values whose weights together reach `needed`; the lowest ids of equals."""
     threshold, missing = _threshold(values, weights, needed)
     equal = values == threshold
     weight = jnp.max(jnp.where(equal, weights, 0.0))
     wanted = jnp.maximum(jnp.ceil(missing / jnp.maximum(weight, jnp.finfo(jnp.float32).tiny)), 1.0)
-    return (values > threshold) | (equal & (jnp.arange(len(values)) <= _nth(equal, wanted)))
+    return Last(threshold, _nth(equal, wanted))
 
 
 def _nth(mask: jax.Array, n: jax.Array) -> jax.Array:
@@ -130,18 +174,18 @@ def _nth(mask: jax.Array, n: jax.Array) -> jax.Array:
 def _threshold(values: jax.Array, weights: jax.Array, needed: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The value down to which the weights reach `needed`, and what those above it leave missing.
 
-    The least of all values if, by rounding, all weights together do not. It is built bit by bit on an order-preserving
-    integer image of the floats: 32 passes instead of a sort.
+    The least of all values if, by rounding, all weights together do not. It is built bit by bit, as an integer in the
+    order of floats: 32 passes instead of a sort.
     """
-    values = jnp.where(values == 0, 0.0, values)  # -0 and 0 are equals
-    bits = jax.lax.bitcast_convert_type(values, jnp.uint32)
     sign = jnp.uint32(0x80000000)
-    keys = jnp.where(bits >= sign, ~bits, bits | sign)  # unsigned order = float order
 
-    def refine(i: jax.Array, threshold: jax.Array) -> jax.Array:
-        candidate = threshold | (sign >> i.astype(jnp.uint32))
-        return jnp.where(jnp.sum(jnp.where(keys >= candidate, weights, 0.0)) >= needed, candidate, threshold)
+    def value(key: jax.Array) -> jax.Array:
+        """NaN for the least and the largest keys; no value reaches these."""
+        return jax.lax.bitcast_convert_type(jnp.where(key >= sign, key & ~sign, ~key), jnp.float32)
 
-    key = jnp.maximum(jax.lax.fori_loop(0, 32, refine, jnp.uint32(0)), jnp.min(keys))
-    missing = needed - jnp.sum(jnp.where(keys > key, weights, 0.0))
-    return jax.lax.bitcast_convert_type(jnp.where(key >= sign, key & ~sign, ~key), jnp.float32), missing
+    def refine(i: jax.Array, key: jax.Array) -> jax.Array:
+        candidate = key | (sign >> i.astype(jnp.uint32))
+        return jnp.where(jnp.sum(jnp.where(values >= value(candidate), weights, 0.0)) >= needed, candidate, key)
+
+    threshold = jnp.fmax(value(jax.lax.fori_loop(0, 32, refine, jnp.uint32(0))), jnp.min(values))
+    return threshold, needed - jnp.sum(jnp.where(values > threshold, weights, 0.0))

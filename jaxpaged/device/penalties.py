@@ -15,6 +15,7 @@ CHUNK = 128  # tokens that are counted at once
 def penalize(
     logits: jax.Array,
     history: jax.Array,
+    slot: jax.Array,
     num_tokens: jax.Array,
     num_prompt_tokens: jax.Array,
     *,
@@ -30,25 +31,30 @@ def penalize(
 
     Args:
       logits: f32[V].
-      history: i32[max_model_len], of which the first `num_tokens` count.
+      history: i32[slots, max_model_len]; of the row's slot, i32[], the first `num_tokens` count.
       limit: i32[], at least `num_tokens`: how far to look.
     """
-    counts, seen = _occurrences(len(logits), history, num_tokens, num_prompt_tokens, limit)
+    counts, seen = _occurrences(len(logits), history, slot, num_tokens, num_prompt_tokens, limit)
     logits = jnp.where(seen, jnp.where(logits > 0, logits / repetition, logits * repetition), logits)
-    return logits - presence * (counts > 0) - frequency * counts.astype(jnp.float32)
+    # Not `counts > 0`: XLA would keep the zeros that counting began with, to compare with them.
+    return logits - presence * (counts >= 1) - frequency * counts.astype(jnp.float32)
 
 
 def _occurrences(
-    vocab: int, history: jax.Array, num_tokens: jax.Array, num_prompt_tokens: jax.Array, limit: jax.Array
+    vocab: int,
+    history: jax.Array,
+    slot: jax.Array,
+    num_tokens: jax.Array,
+    num_prompt_tokens: jax.Array,
+    limit: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
     """How often each token is in the output, i32[V], and whether it is in prompt or output, bool[V]."""
-    padding = -len(history) % CHUNK
-    chunks = jnp.pad(history, (0, padding)).reshape(-1, CHUNK)
 
     def count(i: jax.Array, state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         counts, seen = state
         position = i * CHUNK + jnp.arange(CHUNK)
-        ids = jnp.where(position < num_tokens, chunks[i], vocab)  # those beyond are dropped
+        tokens = history.at[slot, position].get(mode="clip")
+        ids = jnp.where(position < num_tokens, tokens, vocab)  # those beyond are dropped
         is_output = (position >= num_prompt_tokens).astype(jnp.int32)
         return counts.at[ids].add(is_output, mode="drop"), seen.at[ids].set(True, mode="drop")
 

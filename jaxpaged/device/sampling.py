@@ -2,7 +2,7 @@
 
 Order: raw logits in float32 -> vocabulary padding -> allowed ids, grammar -> bad words -> min_tokens -> logit_bias ->
 penalties -> users' processors -> (greedy?) -> temperature -> min_p, top_k, top_p -> sample -> log-probabilities. What
-no row asks for costs nothing: it sits under `lax.cond`. Steps of rows without any `Feature` take `draw.most_likely`.
+no row asks for costs nothing: it sits under a condition. Steps of rows without any `Feature` take `draw.most_likely`.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from jaxpaged.device.draw import argmax, draw
 from jaxpaged.device.gumbel import request_key
 from jaxpaged.device.logits_processor import LogitsProcessor, apply_processors
 from jaxpaged.device.logprobs import Logprobs, given_logprobs, mask_padding, no_logprobs, sampled_logprob, top_logprobs
-from jaxpaged.device.nucleus import Limits, kept, needed_mass
+from jaxpaged.device.nucleus import Limits, all_kept, kept, last_kept
 from jaxpaged.device.options import Options
 from jaxpaged.device.penalties import penalize
-from jaxpaged.device.rows import over_rows
+from jaxpaged.device.rows import in_place_if, over_rows
 from jaxpaged.device.slots import NO_FEATURE, NO_TOKEN, Feature, Slots
 
 _ADJUSTS = (
@@ -109,6 +109,14 @@ class _Branches(NamedTuple):
     applies: jax.Array
 
 
+class _Row(NamedTuple):
+    """A row besides its logits, see `sample`."""
+
+    slot: jax.Array
+    position: jax.Array
+    mask: jax.Array
+
+
 @dataclass(frozen=True)
 class _Sampler:
     """What the rows of a batch have in common."""
@@ -164,75 +172,87 @@ class _Sampler:
         self, logits: jax.Array, slot: jax.Array, position: jax.Array, mask: jax.Array, branches: _Branches
     ) -> jax.Array:
         """Everything that changes logits before the temperature, in order."""
-        options = self.options
-        changes: dict[Feature, Callable[[jax.Array], jax.Array]] = {
-            Feature.ALLOWED_IDS: lambda x: keep_masked(x, options.allowed[slot]),
-            Feature.GRAMMAR: lambda x: keep_masked(x, mask),
-            Feature.BAD_WORDS: lambda x: self._ban_words(x, slot, position),
-            Feature.MIN_TOKENS: lambda x: self._ban_ends(x, slot, position),
-            Feature.LOGIT_BIAS: lambda x: x.at[options.bias_ids[slot]].add(options.bias_values[slot], mode="drop"),
-            Feature.PENALTIES: lambda x: self._penalize(x, slot, position, branches),
-            Feature.PROCESSORS: lambda x: self._process(x, slot, position, branches),
-        }
-        for feature, change in changes.items():
-            if feature in self.without:
-                continue
-            with jax.named_scope(str(feature.name).lower()):
-                logits = jax.lax.cond(
-                    branches.features & feature != 0,
-                    lambda x, change=change, feature=feature: jnp.where(self._uses(slot, feature), change(x), x),
-                    lambda x: x,
-                    logits,
-                )
+        for feature, change in self._changes(branches).items():
+            if feature not in self.without:
+                with jax.named_scope(str(feature.name).lower()):
+                    wanted = branches.features & feature != 0
+                    logits = in_place_if(wanted, change, logits, _Row(slot, position, mask))
         return logits
 
-    def _ban_words(self, logits: jax.Array, slot: jax.Array, position: jax.Array) -> jax.Array:
-        words, history = (self.options.bad_tokens[slot], self.options.bad_left[slot]), self.slots.history[slot]
-        return ban_ids(logits, bad_word_ends(*words, history, position, self._num_prompt_tokens(slot)))
+    def _changes(self, branches: _Branches) -> dict[Feature, Callable[[jax.Array, _Row], jax.Array]]:
+        """Feature -> what it makes of a row's logits; the same logits if the row does not use it.
 
-    def _ban_ends(self, logits: jax.Array, slot: jax.Array, position: jax.Array) -> jax.Array:
-        early = position < self.slots.column("min_total_tokens", slot)
-        return ban_ids(logits, jnp.where(early, self.slots.stop_ids[slot], NO_TOKEN))
+        A choice between logits before and after would take another array of them, so what is neutral is chosen sooner.
+        """
+        options = self.options
 
-    def _penalize(self, logits: jax.Array, slot: jax.Array, position: jax.Array, branches: _Branches) -> jax.Array:
+        def ids(feature: Feature, row: _Row, ids: jax.Array) -> jax.Array:
+            return jnp.where(self._uses(row.slot, feature), ids, NO_TOKEN)
+
+        def mask(feature: Feature, row: _Row, mask: jax.Array) -> jax.Array:
+            return jnp.where(self._uses(row.slot, feature), mask, -1)
+
+        def add_bias(x: jax.Array, row: _Row) -> jax.Array:
+            biased = ids(Feature.LOGIT_BIAS, row, options.bias_ids[row.slot])
+            return x.at[biased].add(options.bias_values[row.slot], mode="drop")
+
+        return {
+            Feature.ALLOWED_IDS: lambda x, row: keep_masked(
+                x, mask(Feature.ALLOWED_IDS, row, options.allowed[row.slot])
+            ),
+            Feature.GRAMMAR: lambda x, row: keep_masked(x, mask(Feature.GRAMMAR, row, row.mask)),
+            Feature.BAD_WORDS: lambda x, row: ban_ids(x, ids(Feature.BAD_WORDS, row, self._ended_words(row))),
+            Feature.MIN_TOKENS: lambda x, row: ban_ids(x, ids(Feature.MIN_TOKENS, row, self._early_ends(row))),
+            Feature.LOGIT_BIAS: add_bias,
+            Feature.PENALTIES: lambda x, row: self._penalize(x, row, branches),
+            Feature.PROCESSORS: lambda x, row: self._process(x, row, branches),
+        }
+
+    def _ended_words(self, row: _Row) -> jax.Array:
+        words = self.options.bad_tokens[row.slot], self.options.bad_left[row.slot]
+        return bad_word_ends(*words, self.slots.history[row.slot], row.position, self._num_prompt_tokens(row.slot))
+
+    def _early_ends(self, row: _Row) -> jax.Array:
+        early = row.position < self.slots.column("min_total_tokens", row.slot)
+        return jnp.where(early, self.slots.stop_ids[row.slot], NO_TOKEN)
+
+    def _penalize(self, logits: jax.Array, row: _Row, branches: _Branches) -> jax.Array:
         names = ("presence", "frequency", "repetition")
-        by_name = {name: self.slots.column(f"{name}_penalty", slot) for name in names}
-        tokens = self.slots.history[slot], position, self._num_prompt_tokens(slot)
+        by_name = {name: self.slots.column(f"{name}_penalty", row.slot) for name in names}
+        counted = jnp.where(self._uses(row.slot, Feature.PENALTIES), row.position, 0)
+        tokens = self.slots.history, row.slot, counted, self._num_prompt_tokens(row.slot)
         return penalize(logits, *tokens, limit=branches.num_tokens, **by_name)
 
-    def _process(self, logits: jax.Array, slot: jax.Array, position: jax.Array, branches: _Branches) -> jax.Array:
-        own = self.options.applies[slot], self.options.arguments[slot]
-        tokens = self.slots.history[slot], position, self._num_prompt_tokens(slot)
-        return apply_processors(logits, self.processors, branches.applies, *own, *tokens)
+    def _process(self, logits: jax.Array, row: _Row, branches: _Branches) -> jax.Array:
+        own = self.options.applies[row.slot], self.options.arguments[row.slot]
+        tokens = self.slots.history[row.slot], row.position, self._num_prompt_tokens(row.slot)
+        processed = apply_processors(logits, self.processors, branches.applies, *own, *tokens)
+        return jnp.where(self._uses(row.slot, Feature.PROCESSORS), processed, logits)
 
     def _num_prompt_tokens(self, slot: jax.Array) -> jax.Array:
         return self.slots.column("num_prompt_tokens", slot)
 
-    def _scaled(
-        self, logits: jax.Array, peak: jax.Array, slot: jax.Array, branches: _Branches
-    ) -> tuple[jax.Array, Limits]:
-        """Logits over the temperature, that of the best being 0, and what is to be kept of them.
-
-        The peak is subtracted first, so that a tiny temperature cannot overflow.
-        """
+    def _limits(self, size: int, peak: jax.Array, slot: jax.Array, branches: _Branches) -> Limits:
+        """What is to be kept of so many logits."""
         temperature, top_k, top_p, min_p = (
             self.slots.column(name, slot) for name in ("temperature", "top_k", "top_p", "min_p")
         )
-        limits = Limits(
-            top_k=jnp.where(top_k == 0, len(logits), jnp.minimum(top_k, len(logits))),
+        return Limits(
+            peak=peak,
+            temperature=jnp.where(temperature > 0, temperature, 1.0),
+            top_k=jnp.where(top_k == 0, size, jnp.minimum(top_k, size)),
             top_p=top_p,
             floor=jnp.log(min_p),
             uses_top_k=branches.features & Feature.TOP_K != 0,
             uses_top_p=branches.features & Feature.TOP_P != 0,
         )
-        return (logits - peak) / jnp.where(temperature > 0, temperature, 1.0), limits
 
     def _draw(
         self, logits: jax.Array, peak: jax.Array, slot: jax.Array, position: jax.Array, branches: _Branches
     ) -> jax.Array:
-        scaled, limits = self._scaled(logits, peak, slot, branches)
         high, low, index = (self.slots.column(name, slot) for name in ("seed_high", "seed_low", "sample_index"))
-        return draw(logits, scaled, peak, request_key(high, low, index, position), limits)
+        limits = self._limits(len(logits), peak, slot, branches)
+        return draw(logits, request_key(high, low, index, position), limits)
 
     def _source(
         self,
@@ -243,26 +263,26 @@ class _Sampler:
         token: jax.Array,
         branches: _Branches,
     ) -> jax.Array:
-        """What log-probabilities are of."""
+        """What log-probabilities are of: raw logits, or processed ones, from which the token was sampled.
 
-        def either() -> jax.Array:
-            processed = self._processed(logits, peak, slot, token, branches)
+        Those of a greedy row are the logits before the temperature.
+        """
+        limits = self._limits(len(logits), peak, slot, branches)
+        wanted = branches.features & Feature.PROCESSED_LOGPROBS != 0
+        last = jax.lax.cond(
+            wanted & (branches.features & Feature.RANDOM != 0),
+            lambda: last_kept(logits, limits),
+            lambda: all_kept(logits),
+        )
+
+        def choose(raw: jax.Array, logits: jax.Array) -> jax.Array:
+            mask = kept(logits, limits, last)
+            mask |= jnp.arange(len(logits)) == token  # sums in another order could leave it out at the border
+            random = jnp.where(mask, limits.scaled(logits), -jnp.inf)
+            processed = jnp.where(self._uses(slot, Feature.RANDOM), random, logits)
             return jnp.where(self._uses(slot, Feature.PROCESSED_LOGPROBS), processed, raw)
 
-        return jax.lax.cond(branches.features & Feature.PROCESSED_LOGPROBS != 0, either, lambda: raw)
-
-    def _processed(
-        self, logits: jax.Array, peak: jax.Array, slot: jax.Array, token: jax.Array, branches: _Branches
-    ) -> jax.Array:
-        """What the token was sampled from; of a greedy row the logits before the temperature."""
-
-        def random() -> jax.Array:
-            scaled, limits = self._scaled(logits, peak, slot, branches)
-            mask = kept(logits, scaled, limits, needed_mass(logits, scaled, limits))
-            mask |= jnp.arange(len(logits)) == token  # sums in another order could leave it out at the border
-            return jnp.where(self._uses(slot, Feature.RANDOM), jnp.where(mask, scaled, -jnp.inf), logits)
-
-        return jax.lax.cond(branches.features & Feature.RANDOM != 0, random, lambda: logits)
+        return in_place_if(wanted, choose, raw, logits)
 
     def _logprobs(self, logits: jax.Array, token: jax.Array, slot: jax.Array, branches: _Branches) -> Logprobs:
         """Of the token, and of the most likely ones or those that the row names."""

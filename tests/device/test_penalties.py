@@ -16,7 +16,8 @@ MAX_LEN = 2 * CHUNK + 44
 def run(logits, history, num_tokens, num_prompt_tokens, presence, frequency, repetition, limit):
     return penalize(
         logits,
-        history,
+        history[None],
+        jnp.int32(0),
         num_tokens,
         num_prompt_tokens,
         presence=presence,

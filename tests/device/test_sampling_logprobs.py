@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxpaged.core.sampling_params import SamplingParams
-from jaxpaged.device.logprobs import token_logprobs
+from jaxpaged.device.logprobs import token_logprobs, top_k
 from tests.device.sampling_cases import COLUMNS, HEAD, VOCAB, adjusted, kept, log_softmax, make_request, sample_rows
 from tests.device.sampling_cases import random_logits as some_logits
 
@@ -132,3 +132,17 @@ def test_zeros_of_either_sign_are_equals():
     logits = jnp.array([[-1.0, -0.0, 0.0, -0.0]])
     result = token_logprobs(logits, jnp.array([1]), vocab_size=4, columns=4)
     assert result.top_ids[0].tolist() == [1, 2, 3, 0] and result.rank[0] == 1
+
+
+@pytest.mark.parametrize("size, count", [(1024, 1), (1024, 7), (1056, 9), (1024, 900), (200, 20)])
+def test_the_largest_are_found_in_the_blocks_with_the_largest_maxima(size, count):
+    """Blocks of 64 and of 32, and none where they would be nearly all; equals by index, whatever their block."""
+    generator = np.random.default_rng(size + count)
+    values = generator.integers(-3, 4, (8, size)).astype(np.float32)
+    values[1], values[2, 70:] = -np.inf, -np.inf
+    values[3] = generator.choice(np.array([0.0, -0.0, -1.0], np.float32), size)
+    values[4] = np.sort(values[4])
+    best, ids = jax.jit(jax.vmap(lambda row: top_k(row, count)))(values)
+    order = np.argsort(-values, axis=-1, kind="stable")[:, :count]
+    np.testing.assert_array_equal(ids, order)
+    np.testing.assert_array_equal(best, np.take_along_axis(values, order, -1))

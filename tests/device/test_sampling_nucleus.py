@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxpaged.core.sampling_params import SamplingParams
-from jaxpaged.device.nucleus import Limits, comes_before, exceeds, kept, needed_mass
+from jaxpaged.device.nucleus import Limits, comes_before, exceeds, kept, last_kept, needed_mass
 from tests.device import sampling_cases as cases
 
 SIZE = 160  # more than `nucleus.FEW`, so that both ways of finding the k-th are taken
@@ -18,17 +18,18 @@ SIZE = 160  # more than `nucleus.FEW`, so that both ways of finding the k-th are
 @jax.jit
 def keep(logits, temperature, top_k, top_p, min_p):
     """Mask of the kept tokens, and token by token whether each is one."""
-    scaled = (logits - jnp.max(logits)) / temperature
     limits = Limits(
+        peak=jnp.max(logits),
+        temperature=temperature,
         top_k=jnp.where(top_k == 0, SIZE, jnp.minimum(top_k, SIZE)),
         top_p=top_p,
         floor=jnp.log(min_p),
         uses_top_k=jnp.bool_(True),
         uses_top_p=jnp.bool_(True),
     )
-    needed = needed_mass(logits, scaled, limits)
-    exceeding = jax.lax.map(lambda token: exceeds(logits, scaled, token, limits, needed), jnp.arange(SIZE))
-    return kept(logits, scaled, limits, needed), ~exceeding & (logits > -jnp.inf)
+    needed = needed_mass(logits, limits)
+    exceeding = jax.lax.map(lambda token: exceeds(logits, token, limits, needed), jnp.arange(SIZE))
+    return kept(logits, limits, last_kept(logits, limits)), ~exceeding & (logits > -jnp.inf)
 
 
 few_values = st.lists(st.integers(-3, 3), min_size=SIZE, max_size=SIZE).map(lambda x: np.array(x, np.float32))
@@ -75,10 +76,10 @@ def test_flat_logits_of_a_whole_vocabulary():
     """Counts beyond what a float32 sum of rounded probabilities could tell."""
     size = 128_256
     logits = jnp.zeros(size)
-    limits = Limits(*(jnp.asarray(x) for x in (size, np.float32(0.9), -np.inf, False, True)))
-    needed = needed_mass(logits, logits, limits)
+    limits = Limits(*(jnp.asarray(x) for x in (0.0, 1.0, size, np.float32(0.9), -np.inf, False, True)))
+    needed = needed_mass(logits, limits)
     last = int(np.ceil(float(np.float32(0.9)) * size)) - 1
-    assert [bool(exceeds(logits, logits, jnp.int32(t), limits, needed)) for t in (0, last, last + 1)] == [0, 0, 1]
+    assert [bool(exceeds(logits, jnp.int32(t), limits, needed)) for t in (0, last, last + 1)] == [0, 0, 1]
 
 
 def test_order_is_by_logit_then_id():
@@ -90,13 +91,13 @@ def test_order_is_by_logit_then_id():
 def test_nearly_all_of_the_mass_is_never_nothing(size, top_k, rows):
     """By rounding the mass that top-p needs may be more than the sum of all that top-k keeps."""
     top_p = np.nextafter(np.float32(1), np.float32(0))
-    limits = Limits(*(jnp.asarray(x) for x in (top_k, top_p, -np.inf, top_k < size, True)))
+    given = {"top_k": top_k, "top_p": top_p, "floor": -np.inf, "uses_top_k": top_k < size, "uses_top_p": True}
     logits = np.random.default_rng(0).normal(size=(rows, size)).astype(np.float32)
     logits[:, ::3] = np.round(logits[:, ::3])  # equals, too
 
     def keep_row(x):
-        scaled = x - jnp.max(x)
-        return kept(x, scaled, limits, needed_mass(x, scaled, limits))
+        limits = Limits(jnp.max(x), jnp.float32(1), **{name: jnp.asarray(value) for name, value in given.items()})
+        return kept(x, limits, last_kept(x, limits))
 
     masks = np.asarray(jax.jit(lambda x: jax.lax.map(keep_row, x))(logits))
     for row, mask in zip(logits, masks, strict=True):
