@@ -234,7 +234,8 @@ class Model:
         copy, matmul = self._context.fact("copy", "bytes_per_s"), self._context.fact("matmul", "flops_per_s")
         if not copy or not matmul:
             return {"floor_ms": None}
-        step = work.Work(self.config, self.params, tuple(rows), "bfloat16", self.options.kv_cache_dtype)
+        of_cache = self.options.kv_cache_dtype, self.options.block_size
+        step = work.Work(self.config, self.params, tuple(rows), "bfloat16", *of_cache)
         found = roofline.predict(step, roofline.Ceilings(copy, matmul, matmul, 0, "measured"))
         return {
             "predicted_ms": found["ms"],

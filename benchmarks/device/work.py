@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from benchmarks import configs
 from jaxpaged import models
+from jaxpaged.config import EngineConfig
 from jaxpaged.device import kv_cache
 from jaxpaged.device.abstract_step import weight_bytes
 from jaxpaged.models.config import ModelConfig
@@ -56,6 +57,7 @@ class Work:
       config, params: of the model; its weights' shapes and dtypes.
       rows: (queries, keys) of each, those with one query first.
       dtype, cache_dtype: of weights and activations; of KV pages.
+      page_size: tokens in a KV page.
     """
 
     config: ModelConfig
@@ -63,6 +65,12 @@ class Work:
     rows: tuple[tuple[int, int], ...]
     dtype: str = "bfloat16"
     cache_dtype: str = "bfloat16"
+    page_size: int = EngineConfig.block_size
+
+    @property
+    def max_pages(self) -> int:
+        """Of a row."""
+        return -(-self.config.max_context_len // self.page_size)
 
     @property
     def tokens(self) -> int:
@@ -86,7 +94,7 @@ class Work:
         found: Counter[Op] = Counter()
         for i, window in enumerate(c.sliding_windows):
             found.update(self._layer(self.params[f"layers_{i}"], window))
-        page_table = 4 * len(self.rows) * (c.max_context_len // 16)
+        page_table = 4 * len(self.rows) * self.max_pages
         head = self.params["embed" if c.tie_word_embeddings else "lm_head"]
         logits = 4 * len(self.rows) * c.vocab_size
         hidden = tokens * c.hidden_size * self.width
@@ -153,8 +161,18 @@ class Work:
             pool_dtype=self.cache_dtype,
             sliding_window=window,
         )
-        rows, group, pages = len(self.rows), c.num_heads // c.num_kv_heads, c.max_context_len // 16
-        shape = Shape(self.tokens, rows, c.num_kv_heads, group, c.head_dim, self.cache_dtype, self.width, 16, pages)
+        rows = len(self.rows)
+        shape = Shape(
+            tokens=self.tokens,
+            rows=rows,
+            kv_heads=c.num_kv_heads,
+            group=c.num_heads // c.num_kv_heads,
+            head_dim=c.head_dim,
+            pool_dtype=self.cache_dtype,
+            compute_bytes=self.width,
+            page_size=self.page_size,
+            max_pages=self.max_pages,
+        )
         split = decode_tiles(shape).splits > 1
         queries = 2 * self.tokens * c.num_heads * c.head_dim * self.width
         return Op(
@@ -173,17 +191,19 @@ def work(
     *,
     dtype: str = "bfloat16",
     cache_dtype: str | None = None,
+    page_size: int = EngineConfig.block_size,
 ) -> Work:
     """A step of a model: a config.json's content, or what `configs.load` knows.
 
     Args:
       cache_dtype: of KV pages; None: that of the weights.
+      page_size: tokens in a KV page.
     """
     raw = configs.load(model) if isinstance(model, str) else model
     family = models.get_family(raw["model_type"])
     config = family.config_from_hf(raw)
     params = models.abstract_params(family.module(config=config, dtype=jnp.dtype(dtype)))
-    return Work(config, params, tuple(rows), dtype, cache_dtype or dtype)
+    return Work(config, params, tuple(rows), dtype, cache_dtype or dtype, page_size)
 
 
 def step_rows(rows: int, context: int, chunk: int = 0) -> list[tuple[int, int]]:
