@@ -51,7 +51,8 @@ class Shape:
 
 
 _FIELDS = ("kv_heads", "group", "head_dim", "pool_dtype", "compute_bytes", "page_size")
-_BUSY = 256  # programs that keep a large GPU (132 to 148 cores) busy
+_CORES = 148  # of a large GPU (132 to 148): so many programs are not split, for a merge is a launch more
+_BUSY = 256  # programs that keep it busy: fewer than one a core are split until they are about as many
 _RESIDENT = 384  # programs of two tiles in flight that fit on it at once, 3 to a core
 _KEYS_PER_SPLIT = 256  # at least: a split's result costs about as much to write and read as this many keys
 _MAX_SPLITS = 64
@@ -81,7 +82,7 @@ def _decode_default(shape: Shape) -> Tiles:
     """Short of nothing but bandwidth, so: many loads in flight."""
     width = power_of_two(shape.head_dim)
     programs = shape.rows * shape.kv_heads
-    splits = power_of_two(-(-_BUSY // programs))
+    splits = power_of_two(-(-_BUSY // programs)) if programs < _CORES else 1
     most = max(1, shape.page_size * shape.max_pages // _KEYS_PER_SPLIT)
     while splits > min(most, _MAX_SPLITS):
         splits //= 2
