@@ -12,6 +12,7 @@ from jaxpaged.device import batch as batches
 from jaxpaged.device.buckets import Bucket, ResultSizes
 from jaxpaged.device.draw import most_likely
 from jaxpaged.device.options import Options
+from jaxpaged.device.rows import in_place_if
 from jaxpaged.device.sampling import sample as sample_tokens
 from jaxpaged.device.slots import NEEDS_HOST, Slots
 from jaxpaged.device.step_program import (
@@ -82,17 +83,18 @@ def make_decode(module: Decoder, options: StepOptions, bucket: Bucket, sizes: Re
             kv_pages, forwarded = compute(params, state.kv_pages, now, batch)
             num_steps = state.num_steps + 1
 
-            def go_on() -> tuple[jax.Array, jax.Array, jax.Array]:
+            def go_on(so_far: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+                history, all_tokens, _ = so_far
+                now = slots._replace(history=history)
                 with jax.named_scope("sample"):
                     tokens = _sample_alone(options, now, wide, forwarded)
                 ended = (tokens < 0) | jnp.any(now.stop_ids[forwarded.rows.slots] == tokens[:, None], axis=-1)
                 live = jnp.arange(sizes.logits) < batch.num_samples
                 later = batches.record_tokens(now, forwarded.rows, tokens)
-                return later.history, state.tokens.at[num_steps - 1].set(tokens), jnp.any(ended & live)
+                return later.history, all_tokens.at[num_steps - 1].set(tokens), jnp.any(ended & live)
 
-            history, tokens, ended = jax.lax.cond(
-                num_steps < batch.num_steps, go_on, lambda: (state.history, state.tokens, jnp.asarray(True))
-            )
+            so_far = state.history, state.tokens, jnp.asarray(True)
+            history, tokens, ended = in_place_if(num_steps < batch.num_steps, go_on, so_far)
             return _Decoding(num_steps, ended, kv_pages, history, tokens, forwarded)
 
         shapes = jax.eval_shape(compute, params, kv_pages, slots, first)[1]
