@@ -6,8 +6,8 @@ Requests arrive as a Poisson process, as long as those of ShareGPT: the means ar
 "Efficient Memory Management for Large Language Model Serving with PagedAttention" (2023), 161 tokens in and 338 out;
 that they are log-normal, and how far they spread, is ours. The clock is a model of a step's time: so much for a step,
 and so much for each token, padding included. Each machine is simulated with its platform's default limits and buckets,
-and for comparison with powers of two and no prompt cut to fit them. On a CPU fewer than 8 rows are padded on purpose:
-in bfloat16 they take longer.
+and for comparison with powers of two and no prompt cut to fit them. Fewer than 8 rows are padded
+on purpose on CPUs, which take longer for them in bfloat16, and on TPUs, which take as long.
 """
 
 from __future__ import annotations
@@ -69,6 +69,8 @@ class Machine:
 MACHINES = (
     # 16 GB of weights at 85 % of 3.35 TB/s; 16 GFLOP a token at 600 TFLOP/s.
     Machine("Llama-3.1-8B, H100", "gpu", 5.6e-3, 27e-6, (2, 10, 25, 40, 45)),
+    # The same weights at 85 % of 1.64 TB/s; 16 GFLOP a token at 60 % of 918 TFLOP/s.
+    Machine("Llama-3.1-8B, TPU v6e", "tpu", 11.5e-3, 29e-6, (2, 10, 25, 35)),
     # As measured with 8 and 32 rows, in bfloat16 on two cores.
     Machine("demo model, CPU", "cpu", 19e-3, 1.0e-3, (0.1, 0.5, 1.0, 1.3)),
 )
