@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import dataclasses
-import itertools
-import logging
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,12 +42,9 @@ from jaxpaged.device.step_program import (
     lower_forward,
     program_bytes,
 )
+from jaxpaged.device.warm_up import Progress, WarmUp, cold_programs
 from jaxpaged.errors import RecompilationError
 from jaxpaged.models.decoder import Decoder
-
-logger = logging.getLogger(__name__)
-
-Progress = Callable[[int, int], None]  # (done, total)
 
 
 @dataclass(slots=True)
@@ -124,7 +117,7 @@ class Runner:
         self.samplers = Samplers(self.step_options, self.slots, self.options, self._vocab_rows, self._store)
         self._admissions: dict[str, jax.stages.Compiled] = {}
         self.recompilations = 0
-        self._unready: tuple[Bucket, ...] = ()  # a thread is about to compile their programs
+        self._warm_up: WarmUp | None = None
         model = module.config
         self._hidden_rows = HiddenRows(model.hidden_size, module.dtype, self._store)
         self._prompts = PromptLogprobs(module, self.step_options, params, self._hidden_rows, self._store)
@@ -173,15 +166,7 @@ class Runner:
     @property
     def cold_programs(self) -> dict[str, list[int]]:
         """Which of them are not: a thread is about to compile them, or a step that needs one does."""
-        every = {
-            "decoding, by requests": [bucket.rows for bucket in self.buckets.decode],
-            "forward, by tokens": [bucket.tokens for bucket in self.buckets.mixed],
-            "sampling, by rows": self.buckets.sample_rows,
-            "prompt logprobs, by tokens": self.buckets.hidden_rows,
-            "pooling, by tokens": self.buckets.hidden_rows,
-        }
-        warm = self.warm_programs
-        return {kind: [size for size in sizes if size not in warm[kind]] for kind, sizes in every.items()}
+        return cold_programs(self.buckets, self.warm_programs)
 
     def pack_options(self, request: Request) -> np.ndarray | None:
         """What a request's `device_options` have to be.
@@ -192,34 +177,11 @@ class Runner:
         return pack_options(request, self._vocab_rows, self.config.logits_processors)
 
     def warm_up(self, progress: Progress | None = None, *, gradually: bool = False) -> None:
-        """Compiles every program, and runs each once on padding unless this is a CPU.
+        """Compiles every program, and runs each once on padding unless this is a CPU; `gradually`: see `WarmUp`."""
+        self._warm_up = WarmUp(self, gradually=gradually)
+        self._warm_up.run(progress)
 
-        Args:
-          gradually: wait only for those of the largest buckets, which any step fits, and run those alone; the others
-            are compiled in a thread, and used as they come.
-        """
-        buckets = [self.buckets.decode[-1], self.buckets.mixed[-1]] if gradually else self.buckets.all
-        small_first = itertools.chain(*itertools.zip_longest(self.buckets.mixed, self.buckets.decode))
-        self._unready = tuple(bucket for bucket in small_first if bucket and bucket not in buckets)
-        needed = self._bucket_programs(buckets)
-        needed += [self._admit_program, self._admit_options_program]
-        needed += [*self._blocks.programs(swaps=self.num_host_blocks > 0), *self._prompts.programs()]
-        if progress:
-            progress(0, len(needed))
-        # XLA compiles outside the GIL: two at a time halve the wait, more would only contend for memory.
-        with concurrent.futures.ThreadPoolExecutor(2) as pool:
-            pending = [pool.submit(compile_one) for compile_one in needed]
-            for done, _ in enumerate(concurrent.futures.as_completed(pending), 1):
-                if progress:
-                    progress(done, len(needed))
-        for future in pending:
-            future.result()
-        if not _on_cpu():  # where the first run takes what later ones do not
-            self.run_padding(buckets)
-        if self._unready:
-            threading.Thread(target=self._warm_up_others, name="jaxpaged-warm-up", daemon=True).start()
-
-    def _bucket_programs(self, buckets: Sequence[Bucket]) -> list[Callable[[], Any]]:
+    def bucket_programs(self, buckets: Sequence[Bucket]) -> list[Callable[[], Any]]:
         """What compiles each program that steps of these buckets need; the slowest first."""
         needed: list[Callable[[], Any]] = [
             lambda bucket=bucket: self._program(bucket) for bucket in reversed(buckets) if not self._loops(bucket, 1)
@@ -229,16 +191,10 @@ class Runner:
         hidden = {self.buckets.result_sizes(bucket).hidden for bucket in buckets if not bucket.decode_only}
         return [*needed, *self._hidden_rows.programs(hidden), *self._pooling.programs(hidden)]
 
-    def _warm_up_others(self) -> None:
-        """Compiles the programs of buckets that are not ready, one after the other. Without one the engine can do."""
-        for bucket in self._unready:
-            try:
-                for compile_one in self._bucket_programs([bucket]):
-                    compile_one()
-            except Exception:
-                logger.exception("the programs of %s cannot be compiled; larger ones are used instead", bucket)
-            else:
-                self._unready = tuple(other for other in self._unready if other != bucket)
+    def other_programs(self) -> list[Callable[[], Any]]:
+        """What compiles each program that depends on no bucket."""
+        blocks = self._blocks.programs(swaps=self.num_host_blocks > 0)
+        return [self._admit_program, self._admit_options_program, *blocks, *self._prompts.programs()]
 
     def run_padding(self, buckets: Sequence[Bucket]) -> None:
         """Runs a step of each bucket that holds no request, both ways of sampling included."""
@@ -267,7 +223,8 @@ class Runner:
                 self._take_in(admission)
             # What looks at prompts has programs for the hidden states of mixed buckets only.
             mixed = bool(step.prompt_ranges or step.pooled)
-            bucket = self.buckets.pick(len(step.slots), step.total_tokens, self._unready, mixed=mixed)
+            unready = self._warm_up.unready if self._warm_up else ()
+            bucket = self.buckets.pick(len(step.slots), step.total_tokens, unready, mixed=mixed)
             launched = self._forward(step, bucket)
             if not step.masked:
                 self._sample(launched)

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
 from jaxpaged.core.step import Swap
-from jaxpaged.device.buckets import Bucket, BucketTable
-from jaxpaged.device.runner import Runner
-from tests.device.by_hand import BLOCK, MAX_LEN, ROWS, TOKENS, VOCAB, dense_logprobs, make_request, make_step, prompt
+from tests.device.by_hand import BLOCK, MAX_LEN, VOCAB, dense_logprobs, make_request, make_step, prompt
 
 PER_ROW = MAX_LEN // BLOCK
 
@@ -137,30 +132,3 @@ def test_nothing_compiled_after_warm_up(runner):
     assert sorted(warm["decoding, by requests"] + warm["forward, by tokens"]) == tokens
     assert warm["sampling, by rows"] == runner.buckets.sample_rows
     assert warm["pooling, by tokens"] == warm["prompt logprobs, by tokens"] == runner.buckets.hidden_rows
-
-
-def test_small_buckets_are_used_as_they_are_compiled(runner, monkeypatch):
-    """Warm-up that is gradual waits for the largest ones only; then a thread goes on, and steps take what there is."""
-    buckets = BucketTable([1, ROWS], [8, TOKENS], max_num_seqs=ROWS)
-    fresh = Runner(runner.module, runner.params, runner.config, vocab_size=VOCAB, buckets=buckets)
-    compiled: list[Bucket] = []
-    padded: list[Bucket] = []
-    threads: list[Callable[[], None]] = []
-    monkeypatch.setattr(Runner, "_bucket_programs", lambda _, some: [lambda: compiled.extend(some)])
-    monkeypatch.setattr(Runner, "run_padding", lambda _, some: padded.extend(some))
-    thread = lambda target, **_: SimpleNamespace(start=lambda: threads.append(target))  # noqa: E731
-    monkeypatch.setattr("jaxpaged.device.runner.threading", SimpleNamespace(Thread=thread))
-    largest = [buckets.decode[-1], buckets.mixed[-1]]
-    fresh.warm_up(gradually=True)
-    assert compiled == largest and not padded, "a CPU has nothing to load"
-    assert buckets.pick(1, 1, fresh._unready) == largest[0] and buckets.pick(1, 2, fresh._unready) == largest[1]
-    (go_on,) = threads
-    monkeypatch.setattr(Runner, "_bucket_programs", lambda _, some: [lambda: look(some)])
-
-    def look(some: list[Bucket]) -> None:
-        assert some[0] in fresh._unready, "nobody may pick it before it is compiled"
-        compiled.extend(some)
-
-    go_on()
-    assert set(compiled) == set(buckets.all) and not fresh._unready
-    assert buckets.pick(1, 1, fresh._unready).tokens == 1

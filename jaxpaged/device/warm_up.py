@@ -1,0 +1,87 @@
+"""Compiles the programs of a runner before requests need them."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import itertools
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import jax
+
+from jaxpaged.device.buckets import Bucket, BucketTable
+
+logger = logging.getLogger(__name__)
+
+Progress = Callable[[int, int], None]  # (done, total)
+
+
+class Warmable(Protocol):
+    """What a warm-up needs of a runner."""
+
+    @property
+    def buckets(self) -> BucketTable: ...
+    def bucket_programs(self, buckets: Sequence[Bucket]) -> list[Callable[[], Any]]: ...
+    def other_programs(self) -> list[Callable[[], Any]]: ...
+    def run_padding(self, buckets: Sequence[Bucket]) -> None: ...
+
+
+class WarmUp:
+    """The order in which a runner's programs are compiled, and who waits for them.
+
+    Args:
+      gradually: wait only for those of the largest buckets, which any step fits, and run those alone; the others are
+        compiled in a thread, and used as they come.
+
+    Attributes:
+      unready: buckets that a thread is about to compile the programs of, in its order.
+    """
+
+    def __init__(self, runner: Warmable, *, gradually: bool = False):
+        self._runner, buckets = runner, runner.buckets
+        self._awaited = [buckets.decode[-1], buckets.mixed[-1]] if gradually else buckets.all
+        small_first = itertools.chain(*itertools.zip_longest(buckets.mixed, buckets.decode))
+        self.unready = tuple(bucket for bucket in small_first if bucket and bucket not in self._awaited)
+
+    def run(self, progress: Progress | None = None) -> None:
+        """Compiles what is waited for, runs each bucket once on padding unless this is a CPU, and starts the thread."""
+        needed = [*self._runner.bucket_programs(self._awaited), *self._runner.other_programs()]
+        if progress:
+            progress(0, len(needed))
+        # XLA compiles outside the GIL: two at a time halve the wait, more would only contend for memory.
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            pending = [pool.submit(compile_one) for compile_one in needed]
+            for done, _ in enumerate(concurrent.futures.as_completed(pending), 1):
+                if progress:
+                    progress(done, len(needed))
+        for future in pending:
+            future.result()
+        if jax.default_backend() != "cpu":  # where the first run takes what later ones do not
+            self._runner.run_padding(self._awaited)
+        if self.unready:
+            threading.Thread(target=self._go_on, name="jaxpaged-warm-up", daemon=True).start()
+
+    def _go_on(self) -> None:
+        """Compiles the programs of buckets that are not ready, one after the other. Without one the engine can do."""
+        for bucket in self.unready:
+            try:
+                for compile_one in self._runner.bucket_programs([bucket]):
+                    compile_one()
+            except Exception:
+                logger.exception("the programs of %s cannot be compiled; larger ones are used instead", bucket)
+            else:
+                self.unready = tuple(other for other in self.unready if other != bucket)
+
+
+def cold_programs(buckets: BucketTable, warm: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:
+    """Which programs are not compiled, given those that are: kind -> sizes, as `Runner.warm_programs`."""
+    every = {
+        "decoding, by requests": [bucket.rows for bucket in buckets.decode],
+        "forward, by tokens": [bucket.tokens for bucket in buckets.mixed],
+        "sampling, by rows": buckets.sample_rows,
+        "prompt logprobs, by tokens": buckets.hidden_rows,
+        "pooling, by tokens": buckets.hidden_rows,
+    }
+    return {kind: [size for size in sizes if size not in warm[kind]] for kind, sizes in every.items()}

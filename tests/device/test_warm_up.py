@@ -1,0 +1,102 @@
+"""Warm-up: what is waited for, what comes later, and in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from jaxpaged.device.buckets import Bucket, BucketTable
+from jaxpaged.device.warm_up import WarmUp
+
+BUCKETS = BucketTable([1, 4], [8, 16], max_num_seqs=4)
+
+
+class Parts:
+    """Stands in for a runner: compiling is writing a name down."""
+
+    buckets = BUCKETS
+
+    def __init__(self) -> None:
+        self.compiled: list[Any] = []
+        self.padded: list[Bucket] = []
+        self.look: Callable[[Bucket], None] = lambda _: None
+
+    def bucket_programs(self, buckets: Sequence[Bucket]) -> list[Callable[[], Any]]:
+        return [lambda bucket=bucket: self._compile(bucket) for bucket in buckets]
+
+    def other_programs(self) -> list[Callable[[], Any]]:
+        return [lambda: self.compiled.append("other")]
+
+    def run_padding(self, buckets: Sequence[Bucket]) -> None:
+        self.padded += buckets
+
+    def _compile(self, bucket: Bucket) -> None:
+        self.look(bucket)
+        self.compiled.append(bucket)
+
+
+@pytest.fixture
+def threads(monkeypatch) -> list[Callable[[], None]]:
+    """What threads that were started would run."""
+    started: list[Callable[[], None]] = []
+    thread = lambda target, **_: SimpleNamespace(start=lambda: started.append(target))  # noqa: E731
+    monkeypatch.setattr("jaxpaged.device.warm_up.threading", SimpleNamespace(Thread=thread))
+    return started
+
+
+def test_small_buckets_are_used_as_they_are_compiled(threads):
+    """Warm-up that is gradual waits for the largest ones only; then a thread goes on, and steps take what there is."""
+    parts = Parts()
+    warm_up = WarmUp(parts, gradually=True)
+    largest = [BUCKETS.decode[-1], BUCKETS.mixed[-1]]
+    warm_up.run()
+    assert sorted(parts.compiled, key=str) == sorted([*largest, "other"], key=str)
+    assert not parts.padded, "a CPU has nothing to load"
+    assert BUCKETS.pick(1, 1, warm_up.unready) == largest[0] and BUCKETS.pick(1, 2, warm_up.unready) == largest[1]
+    (go_on,) = threads
+
+    def look(bucket: Bucket) -> None:
+        assert bucket in warm_up.unready, "nobody may pick it before it is compiled"
+
+    parts.look = look
+    go_on()
+    assert set(parts.compiled) == {*BUCKETS.all, "other"} and not warm_up.unready
+    assert BUCKETS.pick(1, 1, warm_up.unready).tokens == 1
+
+
+def test_a_bucket_that_cannot_be_compiled_is_never_used(threads):
+    """The engine can do without, and the others come nevertheless."""
+    parts = Parts()
+    warm_up = WarmUp(parts, gradually=True)
+    warm_up.run()
+    bad = BUCKETS.mixed[0]
+
+    def look(bucket: Bucket) -> None:
+        if bucket == bad:
+            raise MemoryError
+
+    parts.look = look
+    threads[0]()
+    assert warm_up.unready == (bad,) and BUCKETS.pick(1, 2, warm_up.unready) == BUCKETS.mixed[-1]
+    assert BUCKETS.decode[0] in parts.compiled
+
+
+def test_an_error_of_what_is_waited_for_is_raised(threads):
+    parts = Parts()
+
+    def look(bucket: Bucket) -> None:
+        raise MemoryError(str(bucket))
+
+    parts.look = look
+    with pytest.raises(MemoryError):
+        WarmUp(parts).run()
+    assert not threads
+
+
+def test_progress_is_told_program_by_program(threads):
+    told: list[tuple[int, int]] = []
+    WarmUp(Parts()).run(lambda done, total: told.append((done, total)))
+    assert told == [(i, 5) for i in range(6)] and not threads, "all were waited for"
