@@ -14,12 +14,12 @@ from jaxpaged.core.block_manager import BlockManager
 from jaxpaged.core.request import Request
 from jaxpaged.core.scheduler import Scheduler
 from jaxpaged.core.step import Step, StepResult
-from jaxpaged.core.step_sizes import StepSizes
 from jaxpaged.device.batch import pack
 from jaxpaged.device.buckets import bucket_table
 from jaxpaged.device.runner import Runner
 from jaxpaged.device.slots import features, pack_admission
 from jaxpaged.engine.engine import Engine
+from jaxpaged.engine.load import step_sizes
 
 BLOCK_SIZE = 16
 VOCAB_SIZE = 50_000
@@ -162,6 +162,6 @@ def fake_engine(num_running: int, device: FakeDevice, *, max_model_len: int, num
         max_num_seqs=num_running,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=max_model_len,
-        step_sizes=StepSizes([bucket.tokens for bucket in runner.buckets.mixed], runner.buckets.step_cost),
+        step_sizes=step_sizes(runner.buckets),
     )
     return Engine(scheduler, cast(Runner, runner), config, vocab_size=VOCAB_SIZE, eos_token_ids=(VOCAB_SIZE - 1,))

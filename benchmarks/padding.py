@@ -27,8 +27,8 @@ from jaxpaged.core.request import Request
 from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.core.scheduler import Scheduler
 from jaxpaged.core.step import Step, StepResult
-from jaxpaged.core.step_sizes import StepSizes
-from jaxpaged.device.buckets import BucketTable, bucket_table
+from jaxpaged.device.buckets import BucketTable, bucket_table, least_decode_rows
+from jaxpaged.engine.load import step_sizes
 
 BLOCK_SIZE = 16
 MAX_MODEL_LEN = 4096
@@ -111,13 +111,12 @@ class Simulation:
 
     def __init__(self, machine: Machine, table: BucketTable, *, cuts: bool, seqs: int, tokens: int):
         self._machine, self._table = machine, table
-        sizes = [bucket.tokens for bucket in table.mixed] if cuts else []
         self.scheduler = Scheduler(
             BlockManager(seqs * MAX_MODEL_LEN // BLOCK_SIZE, BLOCK_SIZE, enable_prefix_caching=False),
             max_num_seqs=seqs,
             max_num_batched_tokens=tokens,
             max_model_len=MAX_MODEL_LEN,
-            step_sizes=StepSizes(sizes, table.step_cost),
+            step_sizes=step_sizes(table) if cuts else None,
             clock=lambda: self.now,
         )
         self.now = self.running = 0.0
@@ -176,7 +175,8 @@ def measure(machine: Machine, rate: float, count: int, *, plain: bool) -> dict[s
     )
     seqs, tokens = options.max_num_seqs, options.max_num_batched_tokens
     assert seqs and tokens
-    least = 8 if machine.platform == "cpu" else 1
+    assert options.dtype
+    least = least_decode_rows(machine.platform, options.dtype)
     table = bucket_table(seqs, tokens, machine.platform, min_decode_rows=least)
     if plain:
         powers = [2**i for i in range(14)]

@@ -93,7 +93,7 @@ class BlockStore:
         if key not in self._programs:
             _, arguments = program(name, self._pool, width)
             self._programs[key] = self._store.program(
-                f"{name}_blocks", arguments, lambda: lower(name, self._pool, width).compile()
+                f"{name}_blocks", arguments, lambda: lower(name, self._pool, width)
             )
         return self._programs[key]
 

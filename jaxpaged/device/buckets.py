@@ -142,6 +142,11 @@ def bucket_table(
     return BucketTable((n for n in decode if n >= min_decode_rows), mixed, max_num_seqs, spacing.step_cost)
 
 
+def least_decode_rows(platform: str, dtype: str) -> int:
+    """The smallest decode batch worth a bucket: XLA:CPU is slower with a few rows of bfloat16 than with eight."""
+    return 8 if platform == "cpu" and dtype != "float32" else 1
+
+
 def _up_to(last: int, sizes: tuple[int, ...]) -> list[int]:
     """Those of `sizes` and of the doublings of their largest that are below `last`, and `last`."""
     while sizes[-1] < last:

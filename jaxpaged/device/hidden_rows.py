@@ -55,7 +55,7 @@ class HiddenRows:
             hidden = jax.ShapeDtypeStruct((num_tokens, self.shape[1]), self.dtype)
             arguments = hidden, jax.ShapeDtypeStruct((CHUNK,), jnp.int32)
             self._gathers[num_tokens] = self._store.program(
-                "gather_rows", arguments, lambda: jax.jit(gather_rows).lower(*arguments).compile()
+                "gather_rows", arguments, lambda: jax.jit(gather_rows).lower(*arguments)
             )
         return self._gathers[num_tokens]
 

@@ -66,12 +66,17 @@ def abstract_pages(
     return jax.ShapeDtypeStruct(shape, storage_dtype(dtype, platform))
 
 
-def empty_pages(model: CacheShape, num_pages: int, page_size: int, dtype: str) -> jax.Array:
-    """The pool of `abstract_pages` on this device, zeroed."""
-    pool, order = abstract_pages(model, num_pages, page_size, dtype), pages_format()
+def empty_pages(pool: jax.ShapeDtypeStruct) -> jax.Array:
+    """A pool of this shape and dtype on this device, zeroed."""
+    order = pages_format()
     if order is None:
         return jnp.zeros(pool.shape, pool.dtype)
     return jax.jit(partial(jnp.zeros, pool.shape, pool.dtype), out_shardings=order)()
+
+
+def known_before_weights() -> bool:
+    """Whether the pool's size is known before the weights are placed. Elsewhere it is what they leave free."""
+    return jax.default_backend() == "cpu"
 
 
 def num_pages(config: EngineConfig, model: CacheShape, *, step_bytes: int) -> int:

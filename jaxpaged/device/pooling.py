@@ -64,7 +64,7 @@ class Pooling:
             arguments = hidden, jax.ShapeDtypeStruct((num_tokens,), jnp.int32)
             function = jax.jit(partial(sum_up, num_sums=self._max_num_seqs))
             self._programs[num_tokens] = self._store.program(
-                f"sum_up {self._max_num_seqs}", arguments, lambda: function.lower(*arguments).compile()
+                f"sum_up {self._max_num_seqs}", arguments, lambda: function.lower(*arguments)
             )
         return self._programs[num_tokens]
 

@@ -31,11 +31,13 @@ import jaxlib.version
 import ml_dtypes
 import numpy as np
 from jax.experimental import serialize_executable
+from jax.extend.mlir import ir
 
 import jaxpaged
 import pallas_kernels
 from jaxpaged.device.compilation import compilations
 from jaxpaged.device.platform import cpu_flags
+from jaxpaged.device.step_program import compile_step
 
 logger = logging.getLogger(__name__)
 
@@ -58,31 +60,50 @@ class ProgramStore:
         self._folder = _private(folder / _FOLDER) if folder is not None and anywhere else None
         self._made_of = made_of
 
-    def program(self, name: str, arguments: tuple[Any, ...], compile_it: Callable[[], Any]) -> jax.stages.Compiled:
+    def program(
+        self,
+        name: str,
+        arguments: tuple[Any, ...],
+        lower: Callable[[], jax.stages.Lowered],
+        options: dict[str, str | bool] | None = None,
+    ) -> jax.stages.Compiled:
         """The program of that name for such arguments.
 
         Args:
           name: tells it from all others of the same `made_of` and arguments.
           arguments: positional ones, arrays or their shapes and dtypes.
-          compile_it: makes it where it is not on disk.
+          lower: makes it where it is not on disk, but for compiling.
+          options: of the compiler.
         """
         if self._folder is None:
-            return compile_it()
+            return compile_step(lower(), options)
         structure = jax.tree.structure((arguments, {}))
-        path = self._folder / self._key(name, arguments, structure)
-        program = _read(path, structure)
+        key = self._key(name, arguments, structure)
+        program = _read(self._folder / key, structure)
         if program is None:
-            hits = compilations.cache_hits
-            program = compile_it()
+            lowered, hits = lower(), compilations.cache_hits
+            _rename(lowered, key)
+            program = compile_step(lowered, options)
             # XLA:CPU loses the code of a program that it has read, not compiled.
             if hits == compilations.cache_hits or jax.default_backend() != "cpu":
-                _write(path, program, structure)
+                _write(self._folder / key, program, structure)
         return program
 
     def _key(self, name: str, arguments: tuple[Any, ...], structure: Any) -> str:
         shapes = [(x.shape, str(x.dtype), str(getattr(x, "sharding", None))) for x in jax.tree.leaves(arguments)]
         what = repr((_surroundings(), _settings(), self._made_of, name, shapes, str(structure)))
         return f"{name.split()[0]}-{hashlib.sha256(what.encode()).hexdigest()}"
+
+
+def _rename(lowered: jax.stages.Lowered, key: str) -> None:
+    """Names a module after its key, so that JAX's own cache has it only if all that the key tells of was the same.
+
+    Else an upgrade that leaves it alone would find it there, and what XLA:CPU has read it cannot write.
+    """
+    module = lowered.compiler_ir()
+    assert module is not None
+    with module.context:
+        module.operation.attributes["sym_name"] = ir.StringAttr.get("jit_" + key[: key.index("-") + 17])
 
 
 def _read(path: Path, structure: Any) -> jax.stages.Compiled | None:

@@ -14,7 +14,7 @@ from jaxpaged.core.step import Step, TokenLogprobs
 from jaxpaged.device.hidden_rows import CHUNK, HiddenRows
 from jaxpaged.device.logprobs import Logprobs, token_logprobs
 from jaxpaged.device.program_store import ProgramStore
-from jaxpaged.device.step_program import StepOptions, abstract, compile_step, compiler_options, program_bytes
+from jaxpaged.device.step_program import StepOptions, abstract, program_bytes, step_compiler_options
 from jaxpaged.models.decoder import Decoder
 
 
@@ -76,11 +76,10 @@ class PromptLogprobs:
         if self._score is None:
             tokens = jax.ShapeDtypeStruct((CHUNK,), jnp.int32)
             arguments = self._params, self._rows.abstract(), tokens
-            self._score = self._store.program("score", arguments, lambda: self._compiled(arguments))
+            self._score = self._store.program(
+                "score", arguments, lambda: jax.jit(self._make_score()).lower(*arguments), step_compiler_options()
+            )
         return self._score
-
-    def _compiled(self, arguments: tuple[Any, ...]) -> jax.stages.Compiled:
-        return compile_step(jax.jit(self._make_score()).lower(*arguments), compiler_options(jax.default_backend()))
 
     def step_bytes(self, num_tokens: int) -> tuple[int, int]:
         """What scoring so many positions takes: bytes that stay until they are collected, and while it runs."""

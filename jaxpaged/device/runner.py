@@ -36,11 +36,10 @@ from jaxpaged.device.step_program import (
     Forwarded,
     StepOptions,
     abstract,
-    compile_step,
-    compiler_options,
     forward_arguments,
     lower_forward,
     program_bytes,
+    step_compiler_options,
 )
 from jaxpaged.device.warm_up import Progress, WarmUp, cold_programs
 from jaxpaged.errors import RecompilationError
@@ -78,7 +77,7 @@ class Runner:
 
     Attributes:
       params: the model's weights, a pytree; may be replaced by one of the same shapes and dtypes.
-      kv_pages: the page pool.
+      kv_pages: the page pool; it is there when the weights are.
       slots, options: what the device keeps of running requests.
       programs: the compiled forward pass of each bucket; of those below as well where one step has its own.
       decode_programs: of decode buckets, what does several steps.
@@ -99,6 +98,8 @@ class Runner:
         """Allocates the device state; compiles nothing but what sizing the pool needs.
 
         Args:
+          params: the weights; or their shapes and dtypes, which are enough to compile programs (where the pool's size
+            does not depend on what the weights leave free): then `place` has to be called before the first step.
           config: resolved options.
           vocab_size: tokens that may be produced.
           buckets: padded shapes.
@@ -125,13 +126,21 @@ class Runner:
         given = config.num_kv_blocks is not None or config.kv_cache_bytes is not None
         step_bytes = 0 if _on_cpu() or given else self._largest_step_bytes()  # compilations: only where it matters
         num_pages = kv_cache.num_pages(config, model, step_bytes=step_bytes)
-        self.kv_pages = kv_cache.empty_pages(model, num_pages, config.block_size, config.kv_cache_dtype)
-        self._blocks = BlockStore(abstract(self.kv_pages), self._store)
+        self._pool = kv_cache.abstract_pages(model, num_pages, config.block_size, config.kv_cache_dtype)
+        self._blocks = BlockStore(self._pool, self._store)
+        if isinstance(jax.tree.leaves(params)[0], jax.Array):
+            self.place(params)
+
+    def place(self, params: dict) -> None:
+        """Takes the weights, of the shapes and dtypes that were announced, and allocates the page pool."""
+        assert abstract(params) == abstract(self.params), "programs are compiled for what was announced"
+        self.params = params
+        self.kv_pages = kv_cache.empty_pages(self._pool)
 
     @property
     def num_pages(self) -> int:
         """Pages of the pool, scratch included."""
-        return self.kv_pages.shape[1]
+        return self._pool.shape[1]
 
     @property
     def num_host_blocks(self) -> int:
@@ -178,8 +187,12 @@ class Runner:
 
     def warm_up(self, progress: Progress | None = None, *, gradually: bool = False) -> None:
         """Compiles every program, and runs each once on padding unless this is a CPU; `gradually`: see `WarmUp`."""
+        self.start_warm_up(gradually=gradually).finish(progress)
+
+    def start_warm_up(self, *, gradually: bool = False) -> WarmUp:
+        """`warm_up`, but for the waiting: `finish` is to be called when the weights are there."""
         self._warm_up = WarmUp(self, gradually=gradually)
-        self._warm_up.run(progress)
+        return self._warm_up
 
     def bucket_programs(self, buckets: Sequence[Bucket]) -> list[Callable[[], Any]]:
         """What compiles each program that steps of these buckets need; the slowest first."""
@@ -319,7 +332,7 @@ class Runner:
 
     def _program(self, bucket: Bucket) -> jax.stages.Compiled:
         if bucket not in self.programs:
-            self.programs[bucket] = self._compile_forward(bucket, abstract(self.kv_pages))
+            self.programs[bucket] = self._compile_forward(bucket, self._pool)
         return self.programs[bucket]
 
     def _loops(self, bucket: Bucket, num_steps: int) -> bool:
@@ -328,26 +341,26 @@ class Runner:
 
     def _decode_program(self, bucket: Bucket) -> jax.stages.Compiled:
         if bucket not in self.decode_programs:
-            state = self.params, abstract(self.kv_pages), self.slots, self.options
+            state = self.params, self._pool, self.slots, self.options
             arguments = decode_arguments(*state, bucket, self.config.block_size)
             sizes = self.buckets.result_sizes(bucket), self.config.max_decode_steps
-
-            def compiled() -> jax.stages.Compiled:
-                lowered = lower_decode(self.module, self.step_options, bucket, *sizes, arguments)
-                return compile_step(lowered, compiler_options(jax.default_backend()))
-
-            self.decode_programs[bucket] = self._store.program(f"decode {bucket} {sizes}", arguments, compiled)
+            self.decode_programs[bucket] = self._store.program(
+                f"decode {bucket} {sizes}",
+                arguments,
+                lambda: lower_decode(self.module, self.step_options, bucket, *sizes, arguments),
+                step_compiler_options(),
+            )
         return self.decode_programs[bucket]
 
     def _compile_forward(self, bucket: Bucket, kv_pages: jax.ShapeDtypeStruct) -> jax.stages.Compiled:
         arguments = forward_arguments(self.params, kv_pages, self.slots, bucket, self.config.block_size)
         sizes = self.buckets.result_sizes(bucket)
-
-        def compiled() -> jax.stages.Compiled:
-            lowered = lower_forward(self.module, self.step_options, bucket, sizes, arguments)
-            return compile_step(lowered, compiler_options(jax.default_backend()))
-
-        return self._store.program(f"forward {bucket} {sizes}", arguments, compiled)
+        return self._store.program(
+            f"forward {bucket} {sizes}",
+            arguments,
+            lambda: lower_forward(self.module, self.step_options, bucket, sizes, arguments),
+            step_compiler_options(),
+        )
 
     def _admit_program(self) -> jax.stages.Compiled:
         packed = jax.ShapeDtypeStruct((admission_size(self.slots),), jnp.int32)
@@ -360,9 +373,7 @@ class Runner:
     def _admission(self, name: str, function: Callable[..., Any], state: Any, *arguments: Any) -> jax.stages.Compiled:
         if name not in self._admissions:
             shapes, jitted = (abstract(state), *arguments), jax.jit(function, donate_argnums=0)
-            self._admissions[name] = self._store.program(
-                f"admit_{name}", shapes, lambda: jitted.lower(*shapes).compile()
-            )
+            self._admissions[name] = self._store.program(f"admit_{name}", shapes, lambda: jitted.lower(*shapes))
         return self._admissions[name]
 
     def _largest_step_bytes(self) -> int:

@@ -17,12 +17,11 @@ from jaxpaged.device.step_program import (
     Forwarded,
     StepOptions,
     abstract,
-    compile_step,
-    compiler_options,
     make_sample,
     make_sample_plain,
     sample_arguments,
     sample_plain_arguments,
+    step_compiler_options,
 )
 
 
@@ -100,7 +99,9 @@ class Samplers:
         if num_rows not in self.full:
             arguments = sample_arguments(self._slots, self._wide, num_rows, self._vocab_rows)
             function = jax.jit(make_sample(self._options), donate_argnums=SAMPLE_DONATED)
-            self.full[num_rows] = self._store.program("sample", arguments, lambda: _compiled(function, arguments))
+            self.full[num_rows] = self._store.program(
+                "sample", arguments, lambda: function.lower(*arguments), step_compiler_options()
+            )
         return self.full[num_rows]
 
     def plain_program(self, num_rows: int) -> jax.stages.Compiled:
@@ -109,10 +110,6 @@ class Samplers:
             arguments = sample_plain_arguments(self._slots, num_rows, self._vocab_rows)
             function = jax.jit(make_sample_plain(self._options), donate_argnums=SAMPLE_DONATED)
             self.plain[num_rows] = self._store.program(
-                "sample_plain", arguments, lambda: _compiled(function, arguments)
+                "sample_plain", arguments, lambda: function.lower(*arguments), step_compiler_options()
             )
         return self.plain[num_rows]
-
-
-def _compiled(function: Any, arguments: tuple[Any, ...]) -> jax.stages.Compiled:
-    return compile_step(function.lower(*arguments), compiler_options(jax.default_backend()))

@@ -121,6 +121,11 @@ def compiler_options(platform: str) -> dict[str, str | bool]:
     return options.get(platform, {})
 
 
+def step_compiler_options() -> dict[str, str | bool]:
+    """`compiler_options` for this device."""
+    return compiler_options(jax.default_backend())
+
+
 def lower_forward(
     module: Decoder, options: StepOptions, bucket: Bucket, sizes: ResultSizes, arguments: tuple[Any, ...]
 ) -> jax.stages.Lowered:
@@ -138,8 +143,10 @@ def lower_in_place(function: Callable[..., Any], arguments: tuple[Any, ...], *, 
     return jax.jit(function, donate_argnums=FORWARD_DONATED, **orders).lower(*arguments)
 
 
-def compile_step(lowered: jax.stages.Lowered, options: dict[str, str | bool]) -> jax.stages.Compiled:
+def compile_step(lowered: jax.stages.Lowered, options: dict[str, str | bool] | None) -> jax.stages.Compiled:
     """The compiled program; without options that this XLA does not know, with a warning: they only save time."""
+    if not options:
+        return lowered.compile()
     try:
         return lowered.compile(options)
     except jax.errors.JaxRuntimeError as error:

@@ -29,7 +29,9 @@ class Warmable(Protocol):
 
 
 class WarmUp:
-    """The order in which a runner's programs are compiled, and who waits for them.
+    """Compiles a runner's programs, from now on, in threads: the weights may be read meanwhile.
+
+    Leaving it as a context manager without `finish` drops what is not compiled yet.
 
     Args:
       gradually: wait only for those of the largest buckets, which any step fits, and run those alone; the others are
@@ -44,20 +46,30 @@ class WarmUp:
         self._awaited = [buckets.decode[-1], buckets.mixed[-1]] if gradually else buckets.all
         small_first = itertools.chain(*itertools.zip_longest(buckets.mixed, buckets.decode))
         self.unready = tuple(bucket for bucket in small_first if bucket and bucket not in self._awaited)
-
-    def run(self, progress: Progress | None = None) -> None:
-        """Compiles what is waited for, runs each bucket once on padding unless this is a CPU, and starts the thread."""
-        needed = [*self._runner.bucket_programs(self._awaited), *self._runner.other_programs()]
-        if progress:
-            progress(0, len(needed))
+        needed = [*runner.bucket_programs(self._awaited), *runner.other_programs()]
         # XLA compiles outside the GIL: two at a time halve the wait, more would only contend for memory.
-        with concurrent.futures.ThreadPoolExecutor(2) as pool:
-            pending = [pool.submit(compile_one) for compile_one in needed]
-            for done, _ in enumerate(concurrent.futures.as_completed(pending), 1):
+        self._pool = concurrent.futures.ThreadPoolExecutor(2, thread_name_prefix="jaxpaged-warm-up")
+        self._pending = [self._pool.submit(compile_one) for compile_one in needed]
+
+    def __enter__(self) -> WarmUp:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def finish(self, progress: Progress | None = None) -> None:
+        """Waits for what is to be waited for, runs those buckets once on padding unless this is a CPU, then goes on.
+
+        Raises:
+          Exception: what compiling raised.
+        """
+        with self:
+            if progress:
+                progress(0, len(self._pending))
+            for done, future in enumerate(concurrent.futures.as_completed(self._pending), 1):
+                future.result()
                 if progress:
-                    progress(done, len(needed))
-        for future in pending:
-            future.result()
+                    progress(done, len(self._pending))
         if jax.default_backend() != "cpu":  # where the first run takes what later ones do not
             self._runner.run_padding(self._awaited)
         if self.unready:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -21,7 +23,7 @@ from jaxpaged.core.sampling_params import MAX_EOS_TOKEN_IDS
 from jaxpaged.core.scheduler import Scheduler
 from jaxpaged.core.step_sizes import StepSizes
 from jaxpaged.device import kv_cache
-from jaxpaged.device.buckets import bucket_table
+from jaxpaged.device.buckets import BucketTable, bucket_table, least_decode_rows
 from jaxpaged.device.compilation import use_persistent_cache
 from jaxpaged.device.host_memory import keep_freed_memory
 from jaxpaged.device.logits_processor import check_processors
@@ -51,34 +53,29 @@ def load_engine(
     """Reads a model by name and builds its engine.
 
     Args:
-      gradually: see `Runner.warm_up`.
+      gradually: see `WarmUp`.
 
     Raises:
       ModelError: the model cannot be found, is of an unknown type, or its tensors do not match.
       ConfigError: an option contradicts the model or the machine.
     """
-    given = tuple(_imported(p) if isinstance(p, str) else p for p in config.logits_processors)
+    config = _with_imports(config)
     source = open_model(config.model, load_format=config.load_format)
     family = models.get_family(str(source.config.get("model_type")))
-    model_config = family.config_from_hf(source.config)
+    model = family.config_from_hf(source.config)
     tokenizer = Tokenizer.from_name(config.tokenizer) if config.tokenizer else Tokenizer.from_source(source)
     cut = config.max_model_len is None
-    config = resolve_for(config, source.dtype, model_config.max_context_len)
-    assert config.max_model_len
-    processors = check_processors(given, model_config.vocab_size, config.max_model_len)
-    config = dataclasses.replace(config, logits_processors=processors)
-    vocab_size = min(model_config.vocab_size, max(tokenizer.vocab_size, 1))
-    eos = tuple(i for i in eos_token_ids(source, tokenizer) if i < vocab_size)  # others can never be produced
-    if len(eos) > MAX_EOS_TOKEN_IDS:
-        raise ModelError(f"{config.model} has {len(eos)} end-of-sequence ids, more than {MAX_EOS_TOKEN_IDS}: {eos}")
-    module = family.module(config=model_config, dtype=jnp.dtype(config.dtype))
-    params = _params(family, module, config, source, progress)
+    config = _with_checks(resolve_for(config, source.dtype, model.max_context_len), model.vocab_size)
+    vocab_size = min(model.vocab_size, max(tokenizer.vocab_size, 1))
+    eos = _stop_ids(source, tokenizer, vocab_size)
+    module = family.module(config=model, dtype=jnp.dtype(config.dtype))
+    read = partial(_params, family, module, config, source, progress)
+    params = read if kv_cache.known_before_weights() else read()
     if cut:
-        config = _cut_to_fit(config, model_config)
+        config = _cut_to_fit(config, model)
     assert config.max_model_len
-    module = module.clone(config=model_config.for_context(config.max_model_len))
     engine = build_engine(
-        module,
+        module.clone(config=model.for_context(config.max_model_len)),
         params,
         config,
         vocab_size=vocab_size,
@@ -103,7 +100,7 @@ def resolve_for(config: EngineConfig, checkpoint_dtype: str, model_max_len: int)
 
 def build_engine(
     module: Decoder,
-    params: dict,
+    params: dict | Callable[[], dict],
     config: EngineConfig,
     *,
     vocab_size: int,
@@ -115,35 +112,76 @@ def build_engine(
     """An engine for a module and its params, compiled if `config.warmup`.
 
     Args:
+      params: the weights; or what reads them, in `config.dtype`, while programs are compiled.
       config: resolved options, whose `logits_processors` have been checked.
       vocab_size: ids from there on are neither accepted in prompts nor produced.
       pooling: the model's own way, by name.
-      gradually: see `Runner.warm_up`.
+      gradually: see `WarmUp`.
     """
-    cache = use_persistent_cache(config.compilation_cache_dir)
     if platform() == "cpu":
         keep_freed_memory()
+    runner = _runner(module, params, config, vocab_size)
+    with runner.start_warm_up(gradually=gradually) if config.warmup else contextlib.nullcontext() as warm_up:
+        if callable(params):
+            runner.place(params())
+        if warm_up is not None:
+            warm_up.finish(_stage(progress, "warm-up"))
+    scheduler = _scheduler(runner, config)
+    config = dataclasses.replace(config, num_kv_blocks=runner.num_pages - 1)
+    return Engine(scheduler, runner, config, vocab_size=vocab_size, eos_token_ids=eos_token_ids, pooling=pooling)
+
+
+def step_sizes(buckets: BucketTable) -> StepSizes:
+    """What the scheduler has to know of the buckets."""
+    return StepSizes([bucket.tokens for bucket in buckets.mixed], buckets.step_cost)
+
+
+def _runner(module: Decoder, params: dict | Callable[[], dict], config: EngineConfig, vocab_size: int) -> Runner:
+    """The device half, its weights placed if they are there."""
+    assert config.max_num_seqs and config.max_num_batched_tokens
+    least = least_decode_rows(platform(), config.dtype)
+    buckets = bucket_table(config.max_num_seqs, config.max_num_batched_tokens, platform(), min_decode_rows=least)
+    cache = use_persistent_cache(config.compilation_cache_dir)
+    known = models.abstract_params(module) if callable(params) else params
+    return Runner(module, known, config, vocab_size=vocab_size, buckets=buckets, cache=cache)
+
+
+def _scheduler(runner: Runner, config: EngineConfig) -> Scheduler:
+    """The host half."""
     assert config.max_num_seqs and config.max_num_batched_tokens and config.max_model_len
-    # XLA:CPU is slower with a few rows of bfloat16 than with eight.
-    few = 8 if platform() == "cpu" and config.dtype != "float32" else 1
-    buckets = bucket_table(config.max_num_seqs, config.max_num_batched_tokens, platform(), min_decode_rows=few)
-    runner = Runner(module, params, config, vocab_size=vocab_size, buckets=buckets, cache=cache)
-    num_blocks = runner.num_pages - 1
-    blocks = BlockManager(num_blocks, config.block_size, enable_prefix_caching=config.enable_prefix_caching)
-    scheduler = Scheduler(
-        blocks,
+    return Scheduler(
+        BlockManager(runner.num_pages - 1, config.block_size, enable_prefix_caching=config.enable_prefix_caching),
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=config.max_model_len,
         key=policy_key(config),
         num_host_blocks=runner.num_host_blocks,
         max_num_queued_requests=config.max_num_queued_requests,
-        step_sizes=StepSizes([bucket.tokens for bucket in buckets.mixed], buckets.step_cost),
+        step_sizes=step_sizes(runner.buckets),
     )
-    if config.warmup:
-        runner.warm_up(_stage(progress, "warm-up"), gradually=gradually)
-    config = dataclasses.replace(config, num_kv_blocks=num_blocks)
-    return Engine(scheduler, runner, config, vocab_size=vocab_size, eos_token_ids=eos_token_ids, pooling=pooling)
+
+
+def _with_imports(config: EngineConfig) -> EngineConfig:
+    """Options whose `logits_processors` are imported where they were named."""
+    given = config.logits_processors
+    return dataclasses.replace(
+        config, logits_processors=tuple(_imported(p) if isinstance(p, str) else p for p in given)
+    )
+
+
+def _with_checks(config: EngineConfig, vocab_size: int) -> EngineConfig:
+    """Resolved options whose `logits_processors` are checked."""
+    assert config.max_model_len
+    processors = check_processors(config.logits_processors, vocab_size, config.max_model_len)
+    return dataclasses.replace(config, logits_processors=processors)
+
+
+def _stop_ids(source: ModelSource, tokenizer: Tokenizer, vocab_size: int) -> tuple[int, ...]:
+    """The model's end-of-sequence ids; those that can never be produced left out."""
+    eos = tuple(i for i in eos_token_ids(source, tokenizer) if i < vocab_size)
+    if len(eos) > MAX_EOS_TOKEN_IDS:
+        raise ModelError(f"{source.name} has {len(eos)} end-of-sequence ids, more than {MAX_EOS_TOKEN_IDS}: {eos}")
+    return eos
 
 
 def _imported(path: str) -> Any:

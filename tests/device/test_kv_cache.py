@@ -19,7 +19,7 @@ PAGE_BYTES = 2 * 16 * 2 * 3 * 8 * 4
 
 
 def test_page_bytes_are_those_of_the_array():
-    pool = kv_cache.empty_pages(Model(), 3, 16, "float32")
+    pool = kv_cache.empty_pages(kv_cache.abstract_pages(Model(), 3, 16, "float32"))
     assert pool.shape == (2, 3, 16, 6, 8)
     assert pool.nbytes == 3 * PAGE_BYTES == 3 * kv_cache.page_bytes(Model(), 16, "float32")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,10 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 from jaxpaged.device import program_store
-from jaxpaged.device.compilation import compilations
+from jaxpaged.device.compilation import compilations, use_persistent_cache
 from jaxpaged.device.program_store import ProgramStore
+from jaxpaged.device.runner import Runner
+from tests.device.by_hand import VOCAB, make_request, make_step, prompt
 
 ARGUMENTS = (jax.ShapeDtypeStruct((4,), jnp.float32), {"b": jax.ShapeDtypeStruct((), jnp.int32)})
 
@@ -24,19 +27,18 @@ class Sum(NamedTuple):
 
 
 class Maker:
-    """Compiles a small program, and counts how often."""
+    """Lowers a small program, and counts how often."""
 
     def __init__(self) -> None:
         self.times = 0
 
-    def __call__(self) -> jax.stages.Compiled:
+    def __call__(self) -> jax.stages.Lowered:
         self.times += 1
 
         def add(a: jax.Array, b: dict[str, jax.Array]) -> tuple[Sum, jax.Array]:
             return Sum(a + b["b"], (a,)), a
 
-        add.__name__ = f"add_{uuid.uuid4().hex}"  # JAX's own cache, which other tests may have turned on, has none such
-        return jax.jit(add, donate_argnums=0).lower(*ARGUMENTS).compile()
+        return jax.jit(add, donate_argnums=0).lower(*ARGUMENTS)
 
 
 @pytest.fixture
@@ -121,12 +123,49 @@ def test_without_a_folder_all_is_compiled(maker):
     assert maker.times == 2
 
 
-def test_what_jax_had_cached_is_not_kept(tmp_path, maker):
-    """XLA:CPU cannot write a program whole that it has read."""
+@pytest.fixture
+def jax_cache(tmp_path) -> Iterator[Path]:
+    """JAX's own cache, turned on in a folder of its own."""
+    names = ("cache_dir", "min_compile_time_secs", "min_entry_size_bytes")
+    options = ["jax_compilation_cache_dir", *(f"jax_persistent_cache_{name}" for name in names[1:])]
+    before = {name: jax.config.values[name] for name in options}
+    use_persistent_cache(str(tmp_path / "jax"))
+    compilation_cache.reset_cache()
+    yield tmp_path / "jax"
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
 
-    def hit() -> jax.stages.Compiled:
-        compilations.on_plain_event("/jax/compilation_cache/cache_hits")
-        return maker()
 
-    ProgramStore(tmp_path).program("add", ARGUMENTS, hit)
-    assert not files(tmp_path)
+def test_an_upgrade_that_leaves_programs_alone_keeps_them_too(tmp_path, jax_cache, maker, monkeypatch):
+    """JAX's own cache does not answer: XLA:CPU cannot write a program whole that it has read."""
+    get(tmp_path, maker)
+    monkeypatch.setattr(program_store, "_surroundings", lambda: "another version of our sources")
+    hits = compilations.cache_hits
+    get(tmp_path, maker)
+    assert maker.times == 2 == len(files(tmp_path)) and compilations.cache_hits == hits
+    get(tmp_path, maker)
+    assert maker.times == 2, "and the next start finds it"
+
+
+def test_what_jax_had_cached_is_not_kept(tmp_path, jax_cache, maker):
+    """Where only our files were removed: then JAX's own cache has it."""
+    get(tmp_path, maker)
+    files(tmp_path)[0].unlink()
+    get(tmp_path, maker)
+    assert maker.times == 2 and not files(tmp_path)
+
+
+def test_a_second_start_compiles_nothing(runner, tmp_path, monkeypatch):
+    """All programs of a runner are found, and do the same."""
+    make = lambda: Runner(  # noqa: E731
+        runner.module, runner.params, runner.config, vocab_size=VOCAB, buckets=runner.buckets, cache=tmp_path
+    )
+    first = make()
+    first.warm_up()
+    monkeypatch.setattr(program_store, "compile_step", None)
+    second = make()
+    second.warm_up()
+    assert second.num_programs == first.num_programs == runner.num_programs == len(files(tmp_path))
+    step = lambda r: r.launch(make_step([(make_request(r, prompt(9)), 0, 9)]))  # noqa: E731
+    assert second.collect(step(second)) == runner.collect(step(runner))

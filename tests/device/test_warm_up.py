@@ -52,7 +52,7 @@ def test_small_buckets_are_used_as_they_are_compiled(threads):
     parts = Parts()
     warm_up = WarmUp(parts, gradually=True)
     largest = [BUCKETS.decode[-1], BUCKETS.mixed[-1]]
-    warm_up.run()
+    warm_up.finish()
     assert sorted(parts.compiled, key=str) == sorted([*largest, "other"], key=str)
     assert not parts.padded, "a CPU has nothing to load"
     assert BUCKETS.pick(1, 1, warm_up.unready) == largest[0] and BUCKETS.pick(1, 2, warm_up.unready) == largest[1]
@@ -71,7 +71,7 @@ def test_a_bucket_that_cannot_be_compiled_is_never_used(threads):
     """The engine can do without, and the others come nevertheless."""
     parts = Parts()
     warm_up = WarmUp(parts, gradually=True)
-    warm_up.run()
+    warm_up.finish()
     bad = BUCKETS.mixed[0]
 
     def look(bucket: Bucket) -> None:
@@ -92,11 +92,11 @@ def test_an_error_of_what_is_waited_for_is_raised(threads):
 
     parts.look = look
     with pytest.raises(MemoryError):
-        WarmUp(parts).run()
+        WarmUp(parts).finish()
     assert not threads
 
 
 def test_progress_is_told_program_by_program(threads):
     told: list[tuple[int, int]] = []
-    WarmUp(Parts()).run(lambda done, total: told.append((done, total)))
+    WarmUp(Parts()).finish(lambda done, total: told.append((done, total)))
     assert told == [(i, 5) for i in range(6)] and not threads, "all were waited for"

@@ -18,10 +18,10 @@ from jaxpaged.config import EngineConfig
 from jaxpaged.core.block_manager import BlockManager
 from jaxpaged.core.policy import policy_key
 from jaxpaged.core.scheduler import Scheduler
-from jaxpaged.core.step_sizes import StepSizes
 from jaxpaged.device.buckets import BucketTable
 from jaxpaged.device.runner import Runner
 from jaxpaged.engine.engine import Engine
+from jaxpaged.engine.load import step_sizes
 from tests.engine.tiny import BLOCK, GREEDY, MAX_LEN, POOL, SHIFT, TINY_LLAMA, VOCAB, Answer, run
 from tests.engine.workloads import EOS, Answers, Job, Setting, play
 
@@ -98,7 +98,7 @@ def make_engine(runner, tiny_config) -> MakeEngine:
             max_num_seqs=seqs,
             max_num_batched_tokens=tokens,
             max_model_len=MAX_LEN,
-            step_sizes=StepSizes([bucket.tokens for bucket in buckets.mixed]),
+            step_sizes=step_sizes(buckets),
             **(scheduling or {}),
         )
         config = dataclasses.replace(tiny_config, overlap=overlap, max_decode_steps=max_steps, num_kv_blocks=blocks)
