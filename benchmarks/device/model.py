@@ -173,7 +173,9 @@ class Model:
         steps = [self._decode_step(rows, i) for i in range(sizes.warm + sizes.steps)]
         times = self._times(steps)
         if variant:  # the engine's own again
-            runner.programs, runner.samplers.plain = forwards, samplers
+            runner.programs.clear()
+            runner.programs.update(forwards)
+            runner.samplers.plain = samplers
         context = sizes.context + sizes.warm + sizes.steps // 2
         beside = self._beside(roofline.step_rows(rows, context), times["ms"])
         return {**times, "tokens_per_s": 1e3 * rows / times["ms"], **beside, **found}

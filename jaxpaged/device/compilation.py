@@ -46,15 +46,15 @@ monitoring.register_event_listener(compilations.on_plain_event)
 def use_persistent_cache(folder: str | None) -> Path | None:
     """Keeps compiled programs in `folder`; None: where JAX was told to, or in the user's cache; "": not at all.
 
-    Returns: the folder, if there is one on this machine.
+    Returns: the folder, if there is one on this machine, and JAX was not told to keep nothing.
     """
     if folder == "":
         jax.config.update("jax_compilation_cache_dir", None)
         return None
+    if folder is not None or not jax.config.values["jax_compilation_cache_dir"]:
+        elsewhere = folder is not None and "://" in folder  # JAX can also keep them in a bucket
+        jax.config.update("jax_compilation_cache_dir", folder if elsewhere else str(programs_folder(folder)))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
     told = jax.config.values["jax_compilation_cache_dir"]
-    if folder is None and told:
-        return None if "://" in told else Path(told)  # JAX can also keep them in a bucket
-    jax.config.update("jax_compilation_cache_dir", str(programs_folder(folder)))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
-    return programs_folder(folder)
+    return Path(told) if "://" not in told and jax.config.values["jax_enable_compilation_cache"] else None

@@ -22,6 +22,7 @@ import tempfile
 import time
 import zlib
 from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +139,7 @@ def _write(path: Path, program: jax.stages.Compiled, structure: Any) -> None:
         executable = program.runtime_executable()
         if arguments != structure or executable is None or executable.local_devices() != jax.devices()[:1]:
             return
-        described = json.dumps(_described(results.unflatten([None] * results.num_leaves)))
+        described = json.dumps(_described(results.unflatten([0] * results.num_leaves)))
         content = zlib.compress(described.encode() + b"\n" + serialized, 1)
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".", delete=False) as file:
             try:
@@ -154,25 +155,26 @@ def _write(path: Path, program: jax.stages.Compiled, structure: Any) -> None:
 
 
 def _described(tree: Any) -> Any:
-    """A tree of tuples, named ones too, and leaves, as JSON: the tuples' types and parts, and null.
+    """A tree of tuples, named ones too, None and leaves (zeros), as JSON: the tuples' types and parts, null, and 0.
 
     Raises ValueError for other trees.
     """
-    if tree is None:
-        return None
-    if not isinstance(tree, tuple):
-        raise ValueError(f"{type(tree).__name__} in the results of a program")
-    return [f"{type(tree).__module__}:{type(tree).__qualname__}", list(map(_described, tree))]
+    if tree is None or tree == 0:
+        return tree
+    kind = type(tree)
+    if not isinstance(tree, tuple) or "<locals>" in kind.__qualname__:
+        raise ValueError(f"{kind.__qualname__} in the results of a program")
+    return [f"{kind.__module__}:{kind.__qualname__}", list(map(_described, tree))]
 
 
 def _tree(described: Any) -> Any:
-    """What was described, with zeros for leaves."""
-    if described is None:
-        return 0
+    """What was described."""
+    if described is None or described == 0:
+        return described
     name, parts = described
     module, _, kind = name.partition(":")
     parts = tuple(map(_tree, parts))
-    return parts if name == "builtins:tuple" else getattr(importlib.import_module(module), kind)(*parts)
+    return parts if name == "builtins:tuple" else attrgetter(kind)(importlib.import_module(module))(*parts)
 
 
 def _forget_unused(folder: Path) -> None:

@@ -21,7 +21,8 @@ from jaxpaged.device import batch, kv_cache
 from jaxpaged.device.block_store import BlockStore
 from jaxpaged.device.buckets import Bucket, BucketTable
 from jaxpaged.device.compilation import compilations
-from jaxpaged.device.decode_program import Decoded, decode_arguments, lower_decode
+from jaxpaged.device.decode_program import Decoded
+from jaxpaged.device.forward_programs import ForwardPrograms
 from jaxpaged.device.hidden_rows import HiddenRows
 from jaxpaged.device.logprobs import Logprobs
 from jaxpaged.device.options import admit_options, empty_options, mask_words, options_size, pack_options
@@ -36,10 +37,7 @@ from jaxpaged.device.step_program import (
     Forwarded,
     StepOptions,
     abstract,
-    forward_arguments,
-    lower_forward,
     program_bytes,
-    step_compiler_options,
 )
 from jaxpaged.device.warm_up import Progress, WarmUp, cold_programs
 from jaxpaged.errors import RecompilationError
@@ -112,9 +110,11 @@ class Runner:
         self._max_pages = -(-config.max_model_len // config.block_size)
         self.slots = empty_slots(config.max_num_seqs, config.max_model_len, self._max_pages)
         self.options = empty_options(config.max_num_seqs, self._vocab_rows, config.logits_processors)
-        self.programs: dict[Bucket, jax.stages.Compiled] = {}
-        self.decode_programs: dict[Bucket, jax.stages.Compiled] = {}
         self._store = _program_store(module, self.step_options, cache)
+        self._forwards = ForwardPrograms(
+            module, self.step_options, config, buckets, abstract((params, self.slots, self.options)), self._store
+        )
+        self.programs, self.decode_programs = self._forwards.programs, self._forwards.decode_programs
         self.samplers = Samplers(self.step_options, self.slots, self.options, self._vocab_rows, self._store)
         self._admissions: dict[str, jax.stages.Compiled] = {}
         self.recompilations = 0
@@ -196,10 +196,7 @@ class Runner:
 
     def bucket_programs(self, buckets: Sequence[Bucket]) -> list[Callable[[], Any]]:
         """What compiles each program that steps of these buckets need; the slowest first."""
-        needed: list[Callable[[], Any]] = [
-            lambda bucket=bucket: self._program(bucket) for bucket in reversed(buckets) if not self._loops(bucket, 1)
-        ]
-        needed += [lambda b=b: self._decode_program(b) for b in reversed(buckets) if self._loops(b, 2)]
+        needed = self._forwards.needed(buckets, self._pool)
         needed += self.samplers.programs(sorted({self.buckets.result_sizes(bucket).logits for bucket in buckets}))
         hidden = {self.buckets.result_sizes(bucket).hidden for bucket in buckets if not bucket.decode_only}
         return [*needed, *self._hidden_rows.programs(hidden), *self._pooling.programs(hidden)]
@@ -297,10 +294,11 @@ class Runner:
     def _forward(self, step: Step, bucket: Bucket) -> Launched:
         packed = batch.pack(step, bucket, scratch_slot=len(self.slots.history) - 1, block_size=self.config.block_size)
         state, decoded = (self.params, self.kv_pages, self.slots), None
-        if self._loops(bucket, step.num_steps):
-            self.kv_pages, self.slots, forwarded, decoded = self._decode_program(bucket)(*state, self.options, packed)
+        if self._forwards.loops(bucket, step.num_steps):
+            decode = self._forwards.decode_program(bucket, self._pool)
+            self.kv_pages, self.slots, forwarded, decoded = decode(*state, self.options, packed)
         else:
-            self.kv_pages, self.slots, forwarded = self._program(bucket)(*state, packed)
+            self.kv_pages, self.slots, forwarded = self._forwards.program(bucket, self._pool)(*state, packed)
         launched = Launched(step, forwarded, num_padding_tokens=bucket.tokens - step.total_tokens)
         if step.num_steps > 1:
             launched.decoded = decoded
@@ -330,38 +328,6 @@ class Runner:
         if self.config.strict and self.recompilations:
             raise RecompilationError(f"{self.recompilations} programs were compiled after warm-up")
 
-    def _program(self, bucket: Bucket) -> jax.stages.Compiled:
-        if bucket not in self.programs:
-            self.programs[bucket] = self._compile_forward(bucket, self._pool)
-        return self.programs[bucket]
-
-    def _loops(self, bucket: Bucket, num_steps: int) -> bool:
-        """Whether so many steps take the bucket's loop. A GPU makes the host wait for each turn: one step has none."""
-        return bucket.decode_only and self.config.max_decode_steps > 1 and (num_steps > 1 or _on_cpu())
-
-    def _decode_program(self, bucket: Bucket) -> jax.stages.Compiled:
-        if bucket not in self.decode_programs:
-            state = self.params, self._pool, self.slots, self.options
-            arguments = decode_arguments(*state, bucket, self.config.block_size)
-            sizes = self.buckets.result_sizes(bucket), self.config.max_decode_steps
-            self.decode_programs[bucket] = self._store.program(
-                f"decode {bucket} {sizes}",
-                arguments,
-                lambda: lower_decode(self.module, self.step_options, bucket, *sizes, arguments),
-                step_compiler_options(),
-            )
-        return self.decode_programs[bucket]
-
-    def _compile_forward(self, bucket: Bucket, kv_pages: jax.ShapeDtypeStruct) -> jax.stages.Compiled:
-        arguments = forward_arguments(self.params, kv_pages, self.slots, bucket, self.config.block_size)
-        sizes = self.buckets.result_sizes(bucket)
-        return self._store.program(
-            f"forward {bucket} {sizes}",
-            arguments,
-            lambda: lower_forward(self.module, self.step_options, bucket, sizes, arguments),
-            step_compiler_options(),
-        )
-
     def _admit_program(self) -> jax.stages.Compiled:
         packed = jax.ShapeDtypeStruct((admission_size(self.slots),), jnp.int32)
         return self._admission("slots", admit, self.slots, packed)
@@ -379,16 +345,17 @@ class Runner:
     def _largest_step_bytes(self) -> int:
         """What the largest step takes besides the pool, from compilations against a pool of two pages.
 
-        That is the forward pass's temporaries and results, the scores of as many prompt tokens, the sums of hidden
-        states, and the most that sampling, scoring or summing takes besides.
+        That is the temporaries and results of the forward pass, or of the loop of decode steps if it takes more; the
+        scores of as many prompt tokens, the sums of hidden states, and the most that sampling, scoring or summing
+        takes besides.
         """
-        model, bucket = self.module.config, self.buckets.all[-1]
+        model, bucket = self.module.config, self.buckets.mixed[-1]
         pool = kv_cache.abstract_pages(model, 2, self.config.block_size, self.config.kv_cache_dtype)
-        forward = program_bytes(self._compile_forward(bucket, pool))
+        forward = self._forwards.step_bytes(pool)
         sampler = program_bytes(self.samplers.full_program(self.buckets.sample_rows[-1]))
         scores, scoring = self._prompts.step_bytes(bucket.tokens)
         sums, summing = self._pooling.step_bytes(bucket.tokens)
-        return sum(forward) + scores + sums + max(sum(sampler), scoring, summing)
+        return forward + scores + sums + max(sum(sampler), scoring, summing)
 
 
 def _program_store(module: Decoder, options: StepOptions, cache: Path | None) -> ProgramStore:

@@ -26,6 +26,12 @@ class Sum(NamedTuple):
     others: tuple[jax.Array, ...]
 
 
+class Outer:
+    class Inner(NamedTuple):
+        value: jax.Array
+        missing: None
+
+
 class Maker:
     """Lowers a small program, and counts how often."""
 
@@ -154,6 +160,21 @@ def test_what_jax_had_cached_is_not_kept(tmp_path, jax_cache, maker):
     files(tmp_path)[0].unlink()
     get(tmp_path, maker)
     assert maker.times == 2 and not files(tmp_path)
+
+
+def test_results_of_any_tuples_are_found(tmp_path):
+    """None and classes in classes too."""
+    made: list[int] = []
+
+    def lower() -> jax.stages.Lowered:
+        made.append(1)
+        return jax.jit(lambda x: (Outer.Inner(x + 1, None), None)).lower(jnp.zeros(2))
+
+    for _ in range(2):
+        inner, nothing = ProgramStore(tmp_path).program("nested", (jnp.zeros(2),), lower)(jnp.zeros(2))
+        assert isinstance(inner, Outer.Inner) and inner.missing is nothing is None
+        np.testing.assert_array_equal(inner.value, [1, 1])
+    assert len(made) == 1
 
 
 def test_a_second_start_compiles_nothing(runner, tmp_path, monkeypatch):
