@@ -112,10 +112,10 @@ class BucketTable:
         """The smallest bucket that holds `num_tokens` tokens in `num_rows` rows (each has at least one).
 
         Args:
-          unready: those that cannot be used; the largest ones can.
+          unready: those that cannot be used; the largest mixed one can.
           mixed: it is not to be a decode-only one.
         """
-        for bucket in self.decode if num_tokens == num_rows and not mixed else self.mixed:
+        for bucket in self.all if num_tokens == num_rows and not mixed else self.mixed:
             if bucket not in unready and num_rows <= bucket.rows and num_tokens <= bucket.tokens:
                 return bucket
         raise AssertionError(f"no bucket for {num_rows} rows and {num_tokens} tokens in {self.all}")

@@ -40,7 +40,7 @@ Progress = Callable[[str, int, int], None]
 
 
 def load_serving_engine(config: EngineConfig, progress: Progress | None = None) -> tuple[Engine, Tokenizer]:
-    """As `load_engine`, but the engine can serve as soon as the largest of its programs are compiled.
+    """As `load_engine`, but the engine can serve as soon as a few of its programs are compiled.
 
     In strict mode it waits for all.
     """

@@ -1,17 +1,22 @@
-"""An engine whose weights are read while its programs are compiled."""
+"""An engine whose weights are read while its programs are compiled, and which serves before all of them are."""
 
 from __future__ import annotations
 
 import dataclasses
 import threading
+from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from jaxpaged.config import EngineConfig
+from jaxpaged.device.buckets import Bucket
 from jaxpaged.device.program_store import ProgramStore
+from jaxpaged.device.runner import Runner
 from jaxpaged.engine.load import build_engine
-from tests.engine.tiny import VOCAB, run
+from tests.engine.conftest import BUCKETS
+from tests.engine.tiny import VOCAB, prompt, run
 
 PROMPT = [5, 17, 99, 4]
 
@@ -23,24 +28,47 @@ def options(tiny_config) -> EngineConfig:
     return dataclasses.replace(tiny_config, logits_processors=(), compilation_cache_dir=None, **few)
 
 
-def test_weights_come_while_programs_are_compiled(tiny_module, tiny_params, options, make_engine, monkeypatch):
-    """They are read in the caller's thread, with warm-up under way; and the tokens are those of any other engine."""
-    compiling, program = threading.Event(), ProgramStore.program
+def test_weights_come_and_requests_are_served_while_programs_are_compiled(
+    tiny_module, tiny_params, options, make_engine, monkeypatch
+):
+    """The warm-up's thread stands before its first program until one request is answered: with the same tokens."""
+    compiling, reached, answered = threading.Event(), threading.Event(), threading.Event()
+    needed, caller = Runner.bucket_programs, threading.current_thread()
 
-    def announced(*args: Any) -> Any:
-        compiling.set()
-        return program(*args)
+    def gate() -> None:
+        reached.set()
+        assert answered.wait(60), "the request waits for programs"
 
-    monkeypatch.setattr(ProgramStore, "program", announced)
+    def gated(self: Runner, buckets: Sequence[Bucket]) -> list[Any]:
+        first = compiling.set if threading.current_thread() is caller else gate
+        return [first, *needed(self, buckets)]
 
     def read() -> dict:
         assert compiling.wait(60), "nobody compiles meanwhile"
         return tiny_params
 
-    engine = build_engine(tiny_module, read, options, vocab_size=VOCAB)
-    assert engine.runner.params is tiny_params
-    tokens = [run(e, [PROMPT])[0].token_ids for e in (engine, make_engine())]
-    assert tokens[0] == tokens[1] and engine.num_compilations == 0
+    monkeypatch.setattr(Runner, "bucket_programs", gated)
+    engine = build_engine(tiny_module, read, options, vocab_size=VOCAB, gradually=True)
+    assert engine.runner.params is tiny_params and reached.wait(60)
+    answers = [run(engine, [PROMPT])]
+    assert engine.cold_programs["decoding, by requests"] == [1]
+    answered.set()
+    (thread,) = (thread for thread in threading.enumerate() if thread.name == "jaxpaged-warm-up")
+    thread.join(60)
+    answers.append(run(engine, [PROMPT]))
+    assert not any(engine.cold_programs.values()) and engine.num_compilations == 0
+    assert [a.token_ids for (a,) in answers] == [run(make_engine(), [PROMPT])[0].token_ids] * 2
+
+
+@pytest.mark.parametrize("max_steps", [1, 4])
+@pytest.mark.parametrize("ready", [BUCKETS.mixed[-1:], BUCKETS.mixed, BUCKETS.mixed + BUCKETS.decode[-1:]])
+def test_steps_of_buckets_that_are_not_ready_are_right(make_engine, runner, monkeypatch, ready, max_steps):
+    """They take larger ones, with the same tokens; a step of several that finds no loop is one step."""
+    prompts = [prompt(n) for n in (3, 9, 30, 5)]
+    expected = run(make_engine(), prompts)
+    unready = tuple(bucket for bucket in BUCKETS.all if bucket not in ready)
+    monkeypatch.setattr(runner, "_warm_up", SimpleNamespace(unready=unready))
+    assert run(make_engine(max_steps=max_steps), prompts) == expected
 
 
 def test_what_reading_raises_is_raised_at_once(tiny_module, options, monkeypatch):
