@@ -47,6 +47,19 @@ class Maker:
         return jax.jit(add, donate_argnums=0).lower(*ARGUMENTS)
 
 
+@pytest.fixture(autouse=True)
+def no_jax_cache() -> Iterator[None]:
+    """JAX's own cache, which other tests may have turned on, is off."""
+    names = ["jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs"]
+    before = {name: jax.config.values[name] for name in [*names, "jax_persistent_cache_min_entry_size_bytes"]}
+    use_persistent_cache("")
+    compilation_cache.reset_cache()
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
 @pytest.fixture
 def maker() -> Maker:
     return Maker()
@@ -130,16 +143,9 @@ def test_without_a_folder_all_is_compiled(maker):
 
 
 @pytest.fixture
-def jax_cache(tmp_path) -> Iterator[Path]:
+def jax_cache(tmp_path) -> None:
     """JAX's own cache, turned on in a folder of its own."""
-    names = ("cache_dir", "min_compile_time_secs", "min_entry_size_bytes")
-    options = ["jax_compilation_cache_dir", *(f"jax_persistent_cache_{name}" for name in names[1:])]
-    before = {name: jax.config.values[name] for name in options}
     use_persistent_cache(str(tmp_path / "jax"))
-    compilation_cache.reset_cache()
-    yield tmp_path / "jax"
-    for name, value in before.items():
-        jax.config.update(name, value)
     compilation_cache.reset_cache()
 
 

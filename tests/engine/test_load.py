@@ -25,7 +25,7 @@ PROMPT = [5, 17, 99, 4]
 def options(tiny_config) -> EngineConfig:
     """Of few and small programs."""
     few: dict[str, Any] = {"max_num_seqs": 1, "max_num_batched_tokens": 16, "max_decode_steps": 1, "swap_space": 0.0}
-    return dataclasses.replace(tiny_config, logits_processors=(), compilation_cache_dir=None, **few)
+    return dataclasses.replace(tiny_config, logits_processors=(), **few)
 
 
 def test_weights_come_and_requests_are_served_while_programs_are_compiled(
