@@ -75,20 +75,21 @@ class BlockManager:
         """Blocks that `num_tokens` tokens occupy."""
         return -(-num_tokens // self.block_size)
 
-    def search_prefix(self, request: Request) -> bool:
+    def search_prefix(self, request: Request, most: int | None = None) -> bool:
         """Does a part of what `find_prefix` would do. Returns whether that was the last one: the rest is quick."""
-        if not self.enable_prefix_caching:
-            return True
-        return self._cache.search(request, request.max_prefix_tokens // self.block_size, self._search_limit)
+        limit = self._max_prefix(request, most)
+        return limit == 0 or self._cache.search(request, limit, self._search_limit)
 
-    def find_prefix(self, request: Request) -> list[int]:
+    def find_prefix(self, request: Request, most: int | None = None) -> list[int]:
         """Blocks of the longest cached prefix of a request that holds none.
 
         Whole blocks only, and never the last token: it has to be fed for the next one to be sampled.
+
+        Args:
+          most: no more blocks than these are of use; None: any number is.
         """
-        if not self.enable_prefix_caching:
-            return []
-        return self._cache.match(request, request.max_prefix_tokens // self.block_size)
+        limit = self._max_prefix(request, most)
+        return self._cache.match(request, limit) if limit else []
 
     def num_available_after(self, prefix: Sequence[int]) -> int:
         """`num_available_blocks` as it would be once `prefix` is shared."""
@@ -196,6 +197,10 @@ class BlockManager:
         """Forgets every cached prefix, because the weights changed. Blocks in use stay with their requests."""
         self._cache.clear()
         self.num_cached_blocks = 0
+
+    def _max_prefix(self, request: Request, most: int | None) -> int:
+        limit = request.max_prefix_tokens // self.block_size if self.enable_prefix_caching else 0
+        return limit if most is None else min(limit, most)
 
     def _begin(self, request: Request, blocks: Sequence[int]) -> None:
         assert not request.block_ids, f"{request.request_id} holds blocks already"

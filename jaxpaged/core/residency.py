@@ -35,6 +35,8 @@ class Residency:
 
     def search(self, request: Request) -> bool:
         """Does a part of what makes `find_shared` slow for a long prompt. Returns whether that was the last one."""
+        if request.host_key is not None:
+            return self.block_manager.search_prefix(request, self._num_not_copied(request))
         return request.source is not None or self.block_manager.search_prefix(request)
 
     def find_shared(self, request: Request) -> list[int]:
@@ -42,7 +44,7 @@ class Residency:
         pool = self.block_manager
         if request.host_key is not None:
             missing = self._num_not_copied(request)
-            shared = pool.find_prefix(request)[:missing] if missing else []
+            shared = pool.find_prefix(request, missing)
             if len(shared) == missing:
                 return shared
             self._forget_copy(request)  # it continues what is gone

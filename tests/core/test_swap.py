@@ -1,6 +1,8 @@
 """Preempted requests whose blocks are kept in host memory."""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from jaxpaged.core.host_pool import HostPool
 from jaxpaged.core.step import Step, Swap
@@ -129,6 +131,50 @@ def test_what_others_hold_too_is_not_copied(lost):
         driver.manager._cache.remove(table[1])
     step_until(driver, lambda: second.slot >= 0)
     assert (second.block_ids[1] == table[1]) != lost
+    driver.run()
+    driver.check_solo()
+
+
+@settings(max_examples=40)
+@given(
+    overlap=st.integers(0, 1),
+    length=st.integers(4, 27),
+    tokens=st.integers(1, 14),
+    limit=st.integers(1, 3),
+    lost=st.none() | st.integers(0, 9),
+    first_ends=st.booleans(),
+    heir=st.booleans(),
+)
+def test_what_was_not_copied_is_looked_up_again_and_no_more(overlap, length, tokens, limit, lost, first_ends, heir):
+    """Whatever became of the shared prefix meanwhile, and however much of its own is still in the pool.
+
+    Args:
+      lost: which block of its table the cache forgets, if it has it and somebody holds it.
+      first_ends, heir: the other one with that prefix ends; somebody else takes it over.
+    """
+    driver = make(num_blocks=40, overlap=overlap, search_limit=limit)
+    driver.add("busy", prompt_of(3, 1), max_tokens=90)
+    driver.add("a", prompt_of(length), n=2, max_tokens=20)
+    second = driver.scheduler._requests["a"][1]
+    step_until(driver, lambda: second.num_output_tokens >= tokens)
+    table, cache = list(second.block_ids), driver.manager._cache
+    preempt(driver, second)
+    missing = len(table) - driver.scheduler._residency.host_pool.size(second.host_key)
+    assert missing == length // 4 - (length % 4 == 0)
+    if lost is not None and lost < len(table) and table[lost] in cache and driver.manager._refs[table[lost]]:
+        cache.remove(table[lost])
+    if first_ends:
+        driver.abort("a", 0)
+    if heir:
+        driver.add("heir", prompt_of(length), max_tokens=2)
+    looked_up, find = [], cache.find
+    cache.find = lambda digest, *others: looked_up.append(digest) or find(digest, *others)
+    while second.slot < 0:
+        before = len(looked_up)
+        driver.step()
+        assert len(looked_up) - before <= (1 + heir) * (limit + 2), "bounded, though a miss is seen thrice"
+    assert heir or lost is not None or len(looked_up) <= missing
+    cache.find = find
     driver.run()
     driver.check_solo()
 
