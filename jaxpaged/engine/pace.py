@@ -19,7 +19,8 @@ class Pace:
 
     Args:
       max_steps: never more than so many.
-      max_seconds: they take no longer together, by the median of the last ones; but one step is always granted.
+      max_seconds: they take no longer together, by the median of the last ones, or by the very last one if that was
+        slower: where a machine slows down, they are too long once. One step is always granted.
     """
 
     def __init__(self, max_steps: int, max_seconds: float, clock: Callable[[], float] = time.perf_counter):
@@ -33,7 +34,7 @@ class Pace:
         """How many the next step may be."""
         if self._max_steps == 1 or not self._seconds:
             return 1
-        seconds = sorted(self._seconds)[len(self._seconds) // 2]
+        seconds = max(sorted(self._seconds)[len(self._seconds) // 2], self._seconds[-1])
         return max(1, int(min(self._max_steps, self._max_seconds / max(seconds, 1e-9))))
 
     def launched(self, step: Step) -> None:

@@ -1,6 +1,8 @@
 """How many steps may be one, by a clock of our own."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from jaxpaged.core.step import Step, StepResult
 from jaxpaged.engine.pace import Pace
@@ -47,16 +49,35 @@ def test_the_time_of_several_is_shared():
     assert pace.num_steps == 5
 
 
-def test_one_slow_step_does_not_matter_but_a_few_do():
+def test_one_slow_step_matters_once_and_a_few_for_longer():
     clock = Clock()
     pace = Pace(8, 0.05, clock)
     for _ in range(5):
         collect(pace, clock, 0.005)
     collect(pace, clock, 2.0)
+    assert pace.num_steps == 1
+    collect(pace, clock, 0.005)
     assert pace.num_steps == 8
     for _ in range(3):
         collect(pace, clock, 0.04)
+    collect(pace, clock, 0.005)
     assert pace.num_steps == 1
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 9)), max_size=20), st.floats(0.001, 0.06))
+def test_where_the_machine_flips_the_bound_is_missed_at_most_once(speeds, fast):
+    """A machine that is 2.3 times as slow at times, for as many steps at once as are granted."""
+    clock = Clock()
+    pace = Pace(64, 0.05, clock)
+    collect(pace, clock, fast)
+    for is_slow, count in speeds:
+        each, late = (2.3 if is_slow else 1.0) * fast, 0
+        for _ in range(count):
+            steps = pace.num_steps
+            late += steps > 1 and steps * each > 0.05 * (1 + 1e-9)
+            assert steps * each <= 2.3 * 0.05 * (1 + 1e-9) or steps == 1
+            collect(pace, clock, steps * each, steps=steps)
+        assert late <= 1
 
 
 def test_newcomers_make_what_was_measured_void():
