@@ -54,8 +54,8 @@ class EngineConfig:
       debug_kernels: each step checks the page ids, lengths and slots that it is given; slow.
       overlap: launch a step before the last one's tokens have reached the host.
       max_decode_steps: tokens that requests get at once, as one step of the device, where nothing else is to be done;
-        1: one each. More make a larger program and less work for the host, which shows where steps are short; more than
-        `block_size` are never taken.
+        1: one each. More make a larger program and less work for the host, which shows where steps are short; at most
+        `block_size`.
       max_decode_seconds: how long such a step may take, while who comes waits and no token is sent.
       seed: of the engine: weights with `load_format` "dummy", and requests that bring no seed.
       max_logprobs: largest `logprobs` a request may ask for; -1: the whole vocabulary, which then may be asked for as
@@ -127,6 +127,8 @@ class EngineConfig:
             )
         if self.block_size & (self.block_size - 1):
             raise ConfigError(f"block_size={self.block_size} must be a power of two")
+        if self.max_decode_steps > self.block_size:
+            raise ConfigError(f"max_decode_steps={self.max_decode_steps} must be at most block_size={self.block_size}")
         if self.strict and not self.warmup:
             raise ConfigError("strict=True needs warmup=True: without warm-up every program compiles while serving")
         for name, high in (("ageing", 1e9), ("swap_space", 1e6), ("max_decode_seconds", 1e6)):

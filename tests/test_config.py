@@ -78,6 +78,7 @@ def test_bfloat16_without_hardware_says_what_it_does():
         ({"dtype": "int4"}, "int4"),
         ({"block_size": 12}, "12"),
         ({"block_size": 0}, "0"),
+        ({"max_decode_steps": 17, "block_size": 16}, "max_decode_steps=17 must be at most block_size=16"),
         ({"max_num_seqs": 0}, "max_num_seqs=0"),
         ({"max_num_seqs": True}, "max_num_seqs=True"),
         ({"max_model_len": 1}, "max_model_len=1"),

@@ -1,6 +1,10 @@
 """Steps that are several: how far they go, and that each request gets what it would in single ones."""
 
+from collections import Counter
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from jaxpaged.core.request import Status
 from tests.core.driver import Driver
@@ -46,6 +50,32 @@ def test_no_further_than_a_block():
     driver = Driver(num_blocks=200, block_size=2, overlap=0, max_steps=8)
     steady(driver, max_tokens=7)
     assert sizes(driver) == [2, 2, 2]
+
+
+@settings(max_examples=50)
+@given(
+    block_size=st.sampled_from([1, 2, 4, 8]),
+    max_steps=st.integers(2, 20),
+    lengths=st.lists(st.integers(1, 17), min_size=1, max_size=3),
+    max_tokens=st.integers(1, 30),
+    spare=st.integers(0, 9),
+    overlap=st.integers(0, 1),
+)
+def test_any_size_of_blocks_and_number_of_steps(block_size, max_steps, lengths, max_tokens, spare, overlap):
+    """Blocks are there before a row comes to them, one a row at most, and each gets the tokens of single steps."""
+    num_blocks = -(-(max(lengths) + max_tokens) // block_size) + spare
+    options = {"num_blocks": num_blocks, "block_size": block_size, "overlap": overlap, "max_num_batched_tokens": 64}
+    driver = Driver(**options, max_steps=max_steps)
+    for i, length in enumerate(lengths):
+        driver.add(f"r{i}", prompt_of(length, i), max_tokens=max_tokens - i % 2 or None)
+    while driver.scheduler.has_work or driver.pending:
+        driver.step()
+        step = driver.last_step
+        if step and step.num_steps > 1:
+            assert step.num_steps <= min(max_steps, block_size)
+            assert max(Counter(slot for slot, *_ in step.new_blocks).values(), default=0) <= 1
+    driver.run()
+    driver.check_solo()
 
 
 def test_an_end_in_the_middle_ends_it_for_all():
