@@ -132,8 +132,8 @@ def test_large_pools_are_quick() -> None:
     shared, own = list(range(1, 65)), list(range(65, 100_001))
     per = len(own) // 256
     tables = [[*shared, *own[i * per : (i + 1) * per]] for i in range(256)]
-    begin = time.perf_counter()
+    begin = time.thread_time()
     owners, blocks = block_map(100_000, tables, range(1, 65))
-    seconds = time.perf_counter() - begin
+    seconds = time.thread_time() - begin
     assert len(owners) == 257 and len(blocks) == 200_000
-    assert seconds < 0.25  # 10 ms as a rule, but not on a machine that is busy
+    assert seconds < 0.25  # of the CPU: 10 ms as a rule
