@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 WORTH = 1 / 8
 """Share of a step that must be saved at least for the end of a prompt to wait."""
@@ -13,12 +13,12 @@ class StepSizes:
     """The token counts that steps with prompts are padded to.
 
     Args:
-      sizes: ascending; empty: steps are not padded.
+      sizes: gives those that can be had as of now, ascending; none: steps are not padded.
       step_cost: what one more step costs, however small it is, in tokens of a large one.
     """
 
-    def __init__(self, sizes: Sequence[int] = (), step_cost: int = 0):
-        self._sizes, self._step_cost = tuple(sizes), step_cost
+    def __init__(self, sizes: Callable[[], Sequence[int]] = tuple, step_cost: int = 0):
+        self._sizes, self._step_cost = sizes, step_cost
 
     def cut(self, wanted: int, num_decoding: int) -> int | None:
         """How many of `wanted` tokens are better computed now, and the others in the next step; None: all of them.
@@ -26,14 +26,15 @@ class StepSizes:
         Args:
           num_decoding: rows that feed one token, in the next step too: for these there will be one in any case.
         """
-        at = bisect_left(self._sizes, wanted)
-        if wanted <= num_decoding or not 0 < at < len(self._sizes):
+        sizes = self._sizes()
+        at = bisect_left(sizes, wanted)
+        if wanted <= num_decoding or not 0 < at < len(sizes):
             return None
-        now, whole = self._sizes[at - 1], self._sizes[at]
+        now, whole = sizes[at - 1], sizes[at]
         rest = wanted - now + num_decoding
-        if rest > self._sizes[-1]:
+        if rest > sizes[-1]:
             return None
-        later = self._sizes[bisect_left(self._sizes, rest)]
+        later = sizes[bisect_left(sizes, rest)]
         # Decodes are in the next step in any case, and cost it nothing more; a step for the rest alone costs itself.
         saved = whole - now - later
         saved += num_decoding if num_decoding else -self._step_cost

@@ -102,11 +102,15 @@ class BucketTable:
         self.mixed = [Bucket(n, min(n - 1, max_num_seqs)) for n in sorted(set(mixed_tokens))]
         rows = {bucket.rows for bucket in self.decode} | {max(bucket.rows for bucket in self.all)}
         self.sample_rows = _at_least_halved(sorted(rows))
-        self.hidden_rows = _at_least_halved([bucket.tokens for bucket in self.mixed])
+        self.hidden_rows = _at_least_halved(self.mixed_tokens())
 
     @property
     def all(self) -> list[Bucket]:
         return self.decode + self.mixed
+
+    def mixed_tokens(self, unready: Container[Bucket] = ()) -> list[int]:
+        """Sizes of the mixed buckets that can be used, smallest first."""
+        return [bucket.tokens for bucket in self.mixed if bucket not in unready]
 
     def pick(self, num_rows: int, num_tokens: int, unready: Container[Bucket] = (), *, mixed: bool = False) -> Bucket:
         """The smallest bucket that holds `num_tokens` tokens in `num_rows` rows (each has at least one).

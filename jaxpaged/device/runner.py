@@ -177,6 +177,10 @@ class Runner:
         """Which of them are not: a thread is about to compile them, or a step that needs one does."""
         return cold_programs(self.buckets, self.warm_programs)
 
+    def unready(self) -> tuple[Bucket, ...]:
+        """Buckets that cannot be used as of now: a thread is about to compile their programs."""
+        return self._warm_up.unready if self._warm_up else ()
+
     def pack_options(self, request: Request) -> np.ndarray | None:
         """What a request's `device_options` have to be.
 
@@ -233,8 +237,7 @@ class Runner:
                 self._take_in(admission)
             # What looks at prompts has programs for the hidden states of mixed buckets only.
             mixed = bool(step.prompt_ranges or step.pooled)
-            unready = self._warm_up.unready if self._warm_up else ()
-            bucket = self.buckets.pick(len(step.slots), step.total_tokens, unready, mixed=mixed)
+            bucket = self.buckets.pick(len(step.slots), step.total_tokens, self.unready(), mixed=mixed)
             launched = self._forward(step, bucket)
             if not step.masked:
                 self._sample(launched)

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import importlib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from functools import partial
 from typing import Any
 
@@ -23,7 +23,7 @@ from jaxpaged.core.sampling_params import MAX_EOS_TOKEN_IDS
 from jaxpaged.core.scheduler import Scheduler
 from jaxpaged.core.step_sizes import StepSizes
 from jaxpaged.device import kv_cache
-from jaxpaged.device.buckets import BucketTable, bucket_table, least_decode_rows
+from jaxpaged.device.buckets import Bucket, BucketTable, bucket_table, least_decode_rows
 from jaxpaged.device.compilation import use_persistent_cache
 from jaxpaged.device.host_memory import keep_freed_memory
 from jaxpaged.device.logits_processor import check_processors
@@ -131,9 +131,9 @@ def build_engine(
     return Engine(scheduler, runner, config, vocab_size=vocab_size, eos_token_ids=eos_token_ids, pooling=pooling)
 
 
-def step_sizes(buckets: BucketTable) -> StepSizes:
-    """What the scheduler has to know of the buckets."""
-    return StepSizes([bucket.tokens for bucket in buckets.mixed], buckets.step_cost)
+def step_sizes(buckets: BucketTable, unready: Callable[[], Container[Bucket]] = tuple) -> StepSizes:
+    """What the scheduler has to know of the buckets; `unready` gives those that cannot be used as of now."""
+    return StepSizes(lambda: buckets.mixed_tokens(unready()), buckets.step_cost)
 
 
 def _runner(module: Decoder, params: dict | Callable[[], dict], config: EngineConfig, vocab_size: int) -> Runner:
@@ -157,7 +157,7 @@ def _scheduler(runner: Runner, config: EngineConfig) -> Scheduler:
         key=policy_key(config),
         num_host_blocks=runner.num_host_blocks,
         max_num_queued_requests=config.max_num_queued_requests,
-        step_sizes=step_sizes(runner.buckets),
+        step_sizes=step_sizes(runner.buckets, runner.unready),
     )
 
 

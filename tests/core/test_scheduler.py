@@ -491,7 +491,7 @@ def make_padded(*sizes, tokens=64, **options):
         max_num_seqs=8,
         max_num_batched_tokens=tokens,
         max_model_len=200,
-        scheduler_options={"step_sizes": StepSizes(sizes)},
+        scheduler_options={"step_sizes": StepSizes(lambda: sizes)},
         **options,
     )
 

@@ -81,7 +81,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 "key": KEYS[key],
                 "num_host_blocks": num_host_blocks,
                 "max_num_queued_requests": max_num_queued_requests,
-                "step_sizes": StepSizes(sizes, step_cost),
+                "step_sizes": StepSizes(lambda: sizes, step_cost),
             },
             **options,
         )

@@ -57,6 +57,8 @@ def test_small_buckets_are_used_as_they_are_compiled(threads):
     assert not parts.padded, "a CPU has nothing to load"
     steps = [(1, 1), (3, 3), (4, 4), (1, 9), (1, 32)]
     assert [BUCKETS.pick(*step, warm_up.unready) for step in steps] == [small, small, large, large, large]
+    sizes = [small.tokens, large.tokens]
+    assert BUCKETS.mixed_tokens(warm_up.unready) == sizes, "prompts are not cut for what is not there yet"
     (go_on,) = threads
 
     def look(bucket: Bucket) -> None:
