@@ -3,20 +3,23 @@
     python -m benchmarks.decode_steps --model demo
     python -m benchmarks.decode_steps --config one-layer-llama --dtype float32 --max-decode-steps 1 2 8
 
-The CPU time tells what the host is spared also where others use the machine; the wall time is what users get.
+An engine for each of `--max-decode-steps`, all in this process. A run is two calls of `LLM.generate` with as many
+greedy requests, all at once, whose ends are ignored: one with a single token each and one with `--output-len`, on
+prompts of their own. A step's time is the difference of the two by the number of steps between them, `--output-len`
+less one: so without the prompts, but with all that the host does, detokenizing included. The engines take turns; the
+first run of each is not counted, and medians of the others are shown. The wall time is what users get. The CPU time, of
+all threads of the process, tells what the host is spared also where others use the machine.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import statistics
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from benchmarks import offline, record
+from benchmarks import offline_options, record
 from jaxpaged import LLM, SamplingParams
 
 
@@ -27,7 +30,7 @@ def run(llm: LLM, count: int, input_len: int, output_len: int, seed: int) -> tup
     """
     seconds = []
     for tokens in (1, output_len):
-        prompts = offline.random_prompts(count, input_len, llm.engine.vocab_size, seed=2 * seed + (tokens > 1))
+        prompts = offline_options.random_prompts(count, input_len, llm.engine.vocab_size, seed=2 * seed + (tokens > 1))
         params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
         start = time.perf_counter(), time.process_time()
         llm.generate(prompts, params, use_tqdm=False)
@@ -60,35 +63,20 @@ def compare(llms: Sequence[LLM], count: int, args: argparse.Namespace) -> list[d
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument("--model", default="demo", help="a model's name or folder (default: demo)")
-    what.add_argument("--config", help="random weights of this config: a name in benchmarks/configs, or a config.json")
-    parser.add_argument("--dtype", default="bfloat16", choices=("auto", "bfloat16", "float16", "float32"))
+    offline_options.add_options(parser, num_prompts=(1, 32), input_len=64, output_len=129, repeat=5)
     parser.add_argument("--max-decode-steps", type=int, nargs="+", default=[1, 8], help="an engine each")
-    parser.add_argument("--num-prompts", type=int, nargs="+", default=[1, 32], help="one measurement each")
-    parser.add_argument("--input-len", type=int, default=64)
-    parser.add_argument("--output-len", type=int, default=129)
-    parser.add_argument("--repeat", type=int, default=5, help="runs of each; medians are shown")
-    parser.add_argument("--json", type=Path, help="write the record here")
-    args = parser.parse_args()
-    if args.output_len < 2 or args.input_len < 1 or args.repeat < 1 or min(args.num_prompts) < 1:
-        parser.error("--output-len must be at least 2; --input-len, --repeat and --num-prompts at least 1")
-    return args
+    return offline_options.parse(parser)
 
 
 def main() -> None:
     args = arguments()
     options: dict[str, Any] = {
-        "dtype": args.dtype,
         "max_model_len": args.input_len + args.output_len,
         "max_num_seqs": max(args.num_prompts),
         "use_tqdm": False,
     }
-    with contextlib.ExitStack() as stack:
-        model = args.model
-        if args.config:
-            model = stack.enter_context(offline.model_folder(args.config))
-            options |= {"load_format": "dummy", "tokenizer": "demo"}
+    with offline_options.model(args) as (model, of_model):
+        options |= of_model
         llms = [
             LLM(model, max_decode_steps=steps, kv_cache_bytes=1 << 28, **options) for steps in args.max_decode_steps
         ]
@@ -102,7 +90,7 @@ def main() -> None:
         "compilations": "compilations",
     }
     print(record.table(rows, columns))
-    settings = {key: str(value) if isinstance(value, Path) else value for key, value in vars(args).items()}
+    settings = offline_options.settings(args)
     programs = [llm.engine.num_programs for llm in llms]
     result = record.record("decode_steps", rows, **settings | {"devices": record.devices()}, programs=programs)
     if args.json:

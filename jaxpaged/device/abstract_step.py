@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 
 from jaxpaged import models
-from jaxpaged.config import engine_config, resolve
+from jaxpaged.config import EngineConfig, engine_config, resolve
 from jaxpaged.core.sampling_params import logprob_columns
 from jaxpaged.device import kv_cache
 from jaxpaged.device.buckets import Bucket, ResultSizes
@@ -31,6 +31,8 @@ from jaxpaged.device.step_program import (
     sample_plain_arguments,
 )
 from jaxpaged.errors import ConfigError, ModelError, ModelNotFoundError
+from jaxpaged.models.config import ModelConfig
+from jaxpaged.models.decoder import Decoder
 
 CONFIGS = Path(models.__file__).with_name("configs.json")  # of well-known models: what config.json says of their shapes
 POOL_BYTES = 16 << 30  # beyond what 32 bits can count, as in production
@@ -101,22 +103,18 @@ def abstract_step(
       ConfigError, ModelError: an option or the model's config is wrong, see the message.
       ValueError: a step has no rows, or a mixed one no more tokens than rows.
     """
-    if rows < 1:
-        raise ValueError(f"a step has at least one row, got rows={rows}")
-    if tokens is not None and tokens <= rows:
-        raise ValueError(f"a mixed step has more tokens than rows, got tokens={tokens} and rows={rows}")
+    _check_shape(rows, tokens)
     hf = _with_layers(hf_config(model), num_layers)
     family = models.get_family(hf.get("model_type", ""))
     config = family.config_from_hf(hf)
-    asked = engine_config("", **{"dtype": "bfloat16", "max_num_seqs": max(rows, 256), **options})
     engine = resolve(
-        asked,
+        engine_config("", **{"dtype": "bfloat16", "max_num_seqs": max(rows, 256), **options}),
         platform=platform,
         native_bfloat16=True,
         checkpoint_dtype="bfloat16",
         model_max_len=config.max_context_len,
     )
-    assert engine.max_num_seqs and engine.max_model_len
+    assert engine.max_model_len
     config = config.for_context(engine.max_model_len)
     module = family.module(config=config, dtype=jax.numpy.dtype(engine.dtype))
     step_options = StepOptions(
@@ -126,31 +124,60 @@ def abstract_step(
         implementation=implementation or {"cpu": "xla"}.get(platform, platform),
     )
     bucket = Bucket(tokens or rows, rows)
-    sizes = ResultSizes(logits=rows, hidden=bucket.tokens)
     params = models.abstract_params(module)
     pool_bytes = _room(params, memory) if pool_bytes is None else pool_bytes
+    pool, slots, wide = _abstract_state(engine, config, platform, pool_bytes)
+    state = params, pool, slots, wide
+    forward, decode = _forwards(module, step_options, bucket, state, engine.max_decode_steps, platform)
+    sample, plain = _samplers(step_options, slots, wide, rows, config.vocab_size, platform)
+    whole = weight_bytes(params if num_layers is None else _abstract_params(model, engine.dtype))
+    return AbstractStep(forward, sample, plain, decode, config.num_layers, whole)
+
+
+def _check_shape(rows: int, tokens: int | None) -> None:
+    if rows < 1:
+        raise ValueError(f"a step has at least one row, got rows={rows}")
+    if tokens is not None and tokens <= rows:
+        raise ValueError(f"a mixed step has more tokens than rows, got tokens={tokens} and rows={rows}")
+
+
+def _abstract_state(engine: EngineConfig, config: ModelConfig, platform: str, pool_bytes: int) -> tuple[Any, Any, Any]:
+    """KV pages, slots and options."""
+    assert engine.max_num_seqs and engine.max_model_len
     pages = pool_bytes // kv_cache.page_bytes(config, engine.block_size, engine.kv_cache_dtype, platform)
     pool = kv_cache.abstract_pages(config, pages, engine.block_size, engine.kv_cache_dtype, platform)
     max_pages = -(-engine.max_model_len // engine.block_size)
     slots = jax.eval_shape(partial(empty_slots, engine.max_num_seqs, engine.max_model_len, max_pages))
-    wide = jax.eval_shape(partial(empty_options, engine.max_num_seqs, config.vocab_size))
+    return pool, slots, jax.eval_shape(partial(empty_options, engine.max_num_seqs, config.vocab_size))
+
+
+def _forwards(
+    module: Decoder,
+    options: StepOptions,
+    bucket: Bucket,
+    state: tuple[Any, Any, Any, Any],
+    max_decode_steps: int,
+    platform: str,
+) -> tuple[AbstractProgram, AbstractProgram | None]:
+    """`forward` and `decode`.
+
+    Args:
+      state: params, KV pages, slots and options.
+    """
+    params, pool, slots, _ = state
+    sizes = ResultSizes(logits=bucket.rows, hidden=bucket.tokens)
     forward = AbstractProgram(
-        function=make_forward(module, step_options, bucket, sizes),
-        args=forward_arguments(params, pool, slots, bucket, engine.block_size),
+        function=make_forward(module, options, bucket, sizes),
+        args=forward_arguments(params, pool, slots, bucket, options.page_size),
         donate_argnums=FORWARD_DONATED,
         row_major=(1,) if kv_cache.row_major(platform) else (),
         compiler_options=compiler_options(platform),
         may_spill=(),
     )
-    decode = None
-    if bucket.decode_only:
-        decode = forward._replace(
-            function=make_decode(module, step_options, bucket, sizes, max(2, engine.max_decode_steps)),
-            args=decode_arguments(params, pool, slots, wide, bucket, engine.block_size),
-        )
-    sample, plain = _samplers(step_options, slots, wide, rows, config.vocab_size, platform)
-    whole = weight_bytes(params if num_layers is None else _abstract_params(model, engine.dtype))
-    return AbstractStep(forward, sample, plain, decode, config.num_layers, whole)
+    if not bucket.decode_only:
+        return forward, None
+    decode = make_decode(module, options, bucket, sizes, max(2, max_decode_steps))
+    return forward, forward._replace(function=decode, args=decode_arguments(*state, bucket, options.page_size))
 
 
 def _samplers(

@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import configs, offline
+from benchmarks import configs, offline, offline_options
 
 
 def test_prompts_are_repeatable_and_inside_the_vocabulary() -> None:
-    prompts = offline.random_prompts(3, 50, vocab_size=1000, seed=1)
-    assert prompts == offline.random_prompts(3, 50, vocab_size=1000, seed=1)
+    prompts = offline_options.random_prompts(3, 50, vocab_size=1000, seed=1)
+    assert prompts == offline_options.random_prompts(3, 50, vocab_size=1000, seed=1)
     assert [len(prompt) for prompt in prompts] == [50] * 3
     assert all(10 <= token < 800 for prompt in prompts for token in prompt)
 
 
 def test_an_unknown_config_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(SystemExit, match=r"no-such.*tiny-llama"), offline.model_folder("no-such"):
+    with pytest.raises(SystemExit, match=r"no-such.*tiny-llama"), offline_options.model_folder("no-such"):
         pass
 
 
