@@ -7,7 +7,7 @@ import pytest
 from jaxpaged.core.draft import Draft
 from jaxpaged.core.step import NONE_ALLOWED, Step, StepResult, TokenLogprobs
 from tests.core.driver import Driver
-from tests.core.test_scheduler import prompt_of, step_until
+from tests.core.steps import prompt_of, step_until
 
 VOCAB_SIZE = 24
 

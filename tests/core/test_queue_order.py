@@ -8,7 +8,7 @@ from jaxpaged.config import EngineConfig
 from jaxpaged.core.policy import policy_key
 from jaxpaged.errors import QueueFullError
 from tests.core.driver import Driver
-from tests.core.test_scheduler import prompt_of
+from tests.core.steps import prompt_of
 
 
 def by_priority(request):

@@ -6,7 +6,7 @@ from jaxpaged.core.request import FAILURES
 from jaxpaged.core.step import NONE_ALLOWED, NOT_FINITE, PromptRange, StepResult
 from tests.core.driver import Driver
 from tests.core.solo import FakeGrammar
-from tests.core.test_scheduler import prompt_of, scripted, step_until
+from tests.core.steps import prompt_of, scripted, step_until
 
 VOCAB_SIZE = 24
 

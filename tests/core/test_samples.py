@@ -5,7 +5,7 @@ import pytest
 from jaxpaged.core.request import Status
 from tests.core.driver import Driver
 from tests.core.solo import FakeGrammar
-from tests.core.test_scheduler import prompt_of, step_until
+from tests.core.steps import prompt_of, step_until
 
 
 def run_samples(*, length=14, n=3, max_tokens=9, **options):

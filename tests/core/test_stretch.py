@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from jaxpaged.core.request import Status
 from tests.core.driver import Driver
-from tests.core.test_scheduler import prompt_of, step_until
+from tests.core.steps import prompt_of, step_until
 
 ROOMY = {"num_blocks": 60, "block_size": 8, "max_num_batched_tokens": 64}
 

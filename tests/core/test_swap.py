@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from jaxpaged.core.host_pool import HostPool
 from jaxpaged.core.step import Step, Swap
 from tests.core.driver import Driver
-from tests.core.test_scheduler import prompt_of, step_until
+from tests.core.steps import prompt_of, step_until
 
 
 def make(num_host_blocks=50, **options):

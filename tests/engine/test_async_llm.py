@@ -4,61 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import random
-import threading
 import time
-from collections.abc import Callable, Coroutine
 from contextlib import aclosing
-from typing import Any
 
-import msgspec
 import pytest
 
-from jaxpaged.core.sampling_params import SamplingParams, StructuredOutputs
-from jaxpaged.engine import preparation
+from jaxpaged.core.sampling_params import SamplingParams
 from jaxpaged.engine.async_llm import AsyncLLM
 from jaxpaged.engine.in_process_client import InProcessClient
 from jaxpaged.errors import EngineDeadError, InvalidRequestError, QueueFullError, RequestTooLargeError
 from jaxpaged.text.bad_words import bad_word_ids
-from jaxpaged.text.grammar import GrammarCompiler
 from tests import tiny_tokenizers
-from tests.fake_engine import FakeEngine
-from tests.text.test_grammar import multiples
+from tests.engine.playing import EOS, LONG, TOKENIZER, collect, fake, play
 from tests.waiting import until
-
-TOKENIZER = tiny_tokenizers.byte_level()
-EOS = 2
-LONG = SamplingParams(max_tokens=400)
-
-
-def echo(request) -> list[int]:
-    """A script: the prompt again, then EOS."""
-    return [*request.prompt_token_ids, EOS]
-
-
-def fake(script=echo, **options) -> FakeEngine:
-    return FakeEngine(script, vocab_size=TOKENIZER.vocab_size, eos_token_ids=[EOS], **options)
-
-
-def play(engine: FakeEngine, test: Callable[[AsyncLLM], Coroutine[Any, Any, None]], **options) -> None:
-    """Runs a coroutine against an AsyncLLM, and checks that nothing is left behind."""
-
-    async def main() -> None:
-        llm = AsyncLLM(InProcessClient(engine, TOKENIZER), TOKENIZER, **options)
-        try:
-            await asyncio.wait_for(test(llm), timeout=120)
-        finally:
-            await llm.shutdown(timeout=0)
-        assert llm.num_unfinished == 0 and not llm._client._loop.is_alive()
-
-    asyncio.run(main())
-
-
-async def collect(llm: AsyncLLM, prompt, params=None, **options) -> str:
-    text = ""
-    params = msgspec.structs.replace(params or SamplingParams(max_tokens=100), output_kind="delta")
-    async for output in llm.generate(prompt, params, **options):
-        text += output.text
-    return text
 
 
 def test_a_request_streams_deltas() -> None:
@@ -147,128 +105,6 @@ def test_a_full_queue_is_told_to_the_reader() -> None:
         await first
 
     play(engine, test)
-
-
-def test_truncation_lets_long_texts_in() -> None:
-    engine = fake(max_model_len=20)
-
-    async def test(llm: AsyncLLM) -> None:
-        text, last = "ab" * 1000, SamplingParams(truncate_prompt_tokens=4, max_tokens=9)
-        with pytest.raises(RequestTooLargeError):
-            await collect(llm, text)
-        assert await collect(llm, text, last) == "abab"
-        messages = [{"role": "user", "content": text}]
-        with pytest.raises(RequestTooLargeError):
-            await llm.render_chat(messages)
-        assert len(await llm.render_chat(messages, cut=True)) > 2000
-        for tokenized in (
-            collect(llm, "ab" * 40_000, last),
-            llm.render_chat([{**messages[0], "content": "a" * 80_000}], cut=True),
-        ):
-            with pytest.raises(RequestTooLargeError, match="65536"):
-                await tokenized
-
-    play(engine, test)
-
-
-class SlowGrammars:
-    """Compiles when it is let."""
-
-    def __init__(self):
-        self.go, self.closed = threading.Event(), False
-
-    def find(self, wanted: StructuredOutputs, **_: Any) -> Any:
-        return GrammarCompiler(TOKENIZER, TOKENIZER.vocab_size, [EOS]).compile(wanted) if wanted.choice else None
-
-    def compile(self, wanted: StructuredOutputs, **_: Any) -> Any:
-        assert self.go.wait(120)
-        if wanted.regex == "bad":
-            raise InvalidRequestError("regex: bad", param="structured_outputs")
-        return GrammarCompiler(TOKENIZER, TOKENIZER.vocab_size, [EOS]).compile(wanted)
-
-    def close(self) -> None:
-        self.closed = True
-
-
-def test_compiling_grammars_delays_no_other_request() -> None:
-    engine, grammars = fake(TOKENIZER.byte_ids("abc")), SlowGrammars()
-
-    async def test(llm: AsyncLLM) -> None:
-        llm._preparation._grammars = grammars
-        wanted = [SamplingParams(structured_outputs=StructuredOutputs(regex=r)) for r in ["abc", "bad", "abd"]]
-        slow = [asyncio.ensure_future(collect(llm, "x", params)) for params in wanted]
-        known = SamplingParams(structured_outputs=StructuredOutputs(choice=["abc"]))
-        assert await collect(llm, "x", known) == "abc"
-        assert await collect(llm, "x", SamplingParams(max_tokens=3)) == "abc"
-        ids = await llm.render_chat([{"role": "user", "content": "hi"}])
-        assert ids and not any(task.done() for task in slow)
-        grammars.go.set()
-        good, bad, failed = await asyncio.gather(*slow, return_exceptions=True)
-        assert good == "abc" and isinstance(bad, InvalidRequestError) and failed == "ab"
-
-    play(engine, test)
-    assert grammars.closed
-
-
-def test_slow_chat_templates_delay_no_text(monkeypatch) -> None:
-    go = threading.Event()
-
-    def slow(*_: Any, **__: Any) -> list[int]:
-        assert go.wait(120)
-        return [5]
-
-    async def test(llm: AsyncLLM) -> None:
-        chat = asyncio.ensure_future(llm.render_chat([{"role": "user", "content": "hi"}]))
-        assert await collect(llm, "x") == "x"
-        assert await llm.decode(await llm.encode("text")) == "text"
-        assert not chat.done()
-        go.set()
-        assert await chat == [5]
-
-    monkeypatch.setattr(preparation, "render_chat", slow)
-    play(fake(), test)
-
-
-def test_shutdown_does_not_wait_for_grammars() -> None:
-    hard = [
-        SamplingParams(structured_outputs=StructuredOutputs(json=multiples(123_456_001 + i))) for i in range(2, 18, 2)
-    ]
-
-    async def main() -> None:
-        llm = AsyncLLM(InProcessClient(fake(), TOKENIZER), TOKENIZER)
-        await collect(llm, "a", SamplingParams(structured_outputs=StructuredOutputs(regex="a")))
-        tasks = [asyncio.ensure_future(collect(llm, "a", params)) for params in hard]
-        await asyncio.sleep(0.1)
-        start = time.monotonic()
-        await llm.shutdown()
-        assert time.monotonic() - start < 10
-        results = await asyncio.gather(*tasks, return_exceptions=True)
-        assert [type(r) for r in results] == [EngineDeadError] * 8
-        child = llm._preparation._grammars._vocabulary.checker._child
-        assert child is None or child.poll() is not None
-
-    asyncio.run(main())
-
-
-def test_readers_in_other_event_loops_are_told_there() -> None:
-    """By a shutdown in this one."""
-    llm, told = AsyncLLM(InProcessClient(fake([5], delay=0.002), TOKENIZER), TOKENIZER), []
-
-    async def read() -> None:
-        told.extend([output.finish_reason async for output in llm.generate("x", LONG)])
-
-    async def main() -> None:
-        thread = threading.Thread(target=lambda: asyncio.run(read()))
-        thread.start()
-        await until(lambda: bool(llm._delivery.streams))
-        (stream,) = llm._delivery.streams.values()
-        put, threads = stream.put, []
-        stream.put = lambda output: (threads.append(threading.current_thread()), put(output))
-        await llm.shutdown(timeout=0)
-        await asyncio.get_running_loop().run_in_executor(None, thread.join, 60)
-        assert set(threads) == {thread} and told[-1] == "abort"
-
-    asyncio.run(main())
 
 
 def test_scores_of_long_prompts_delay_no_other_reader() -> None:
@@ -433,26 +269,6 @@ def test_the_loop_sleeps_when_there_is_nothing_to_do() -> None:
     play(fake(), test)
 
 
-def test_tokenizing_is_off_the_event_loop() -> None:
-    threads = []
-
-    class Watched(tiny_tokenizers.TinyTokenizer):
-        def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-            threads.append(threading.current_thread())
-            return super().encode(text, add_special_tokens=add_special_tokens)
-
-    async def main() -> None:
-        tokenizer = Watched(TOKENIZER.hf, byte_level=True, chat_template=TOKENIZER.chat_template)
-        llm = AsyncLLM(InProcessClient(fake(), tokenizer), tokenizer)
-        await collect(llm, "x")
-        ids = await llm.render_chat([{"role": "user", "content": "hi"}])
-        assert "hi" in TOKENIZER.decode(ids)
-        await llm.shutdown()
-
-    asyncio.run(main())
-    assert len(threads) >= 2 and threading.main_thread() not in threads
-
-
 def test_shutdown_drains_then_refuses() -> None:
     async def main() -> None:
         llm = AsyncLLM(InProcessClient(fake(delay=0.001), TOKENIZER), TOKENIZER)
@@ -487,55 +303,6 @@ def test_shutdown_aborts_what_takes_too_long() -> None:
         assert engine.num_free == engine.num_blocks
 
     asyncio.run(main())
-
-
-def test_requests_of_two_event_loops_are_not_live_at_once() -> None:
-    llm = AsyncLLM(InProcessClient(fake([5], delay=0.002), TOKENIZER), TOKENIZER)
-
-    async def main() -> None:
-        async with aclosing(llm.generate("x", LONG)) as outputs:
-            await anext(outputs)
-            with pytest.raises(RuntimeError, match="serves one at a time"):
-                await asyncio.to_thread(lambda: asyncio.run(collect(llm, "y")))
-            assert (await anext(outputs)).finish_reason is None
-        await asyncio.to_thread(lambda: asyncio.run(collect(llm, "y")))
-
-    asyncio.run(main())
-    llm.close()
-
-
-def test_requests_of_a_closed_event_loop_end() -> None:
-    """The engine stops computing them, and the next loop tells the observers, in itself."""
-    told: list[Any] = []
-
-    class Notes:
-        def on_added(self, request: Any) -> None: ...
-        def on_step(self, *_: Any) -> None: ...
-        def on_finished(self, request: Any, end: Any) -> None:
-            told.append((request.request_id, end.reason, asyncio.get_running_loop()))
-
-    engine = fake(lambda request: [5] if request.num_prompt_tokens == 1 else echo(request), delay=0.002)
-    llm = AsyncLLM(InProcessClient(engine, TOKENIZER), TOKENIZER, observer=Notes())
-    first = asyncio.new_event_loop()
-    outputs = llm.generate("x", LONG, "orphan")
-    first.run_until_complete(anext(outputs))
-    first.close()
-
-    async def main() -> None:
-        await until(lambda: not engine.live)
-        assert await collect(llm, "two", request_id="next") == "two"
-        loop = asyncio.get_running_loop()
-        assert told == [("orphan", "abort", loop), ("next", "stop", loop)]
-        await llm.shutdown(5)
-
-    asyncio.run(main())
-
-
-def test_two_event_loops_one_after_the_other() -> None:
-    llm = AsyncLLM(InProcessClient(fake(), TOKENIZER), TOKENIZER)
-    for prompt in ("one", "two"):
-        assert asyncio.run(collect(llm, prompt)) == prompt
-    llm.close()
 
 
 def test_a_fault_in_one_requests_text_is_that_requests_alone() -> None:

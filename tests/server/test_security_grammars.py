@@ -21,7 +21,7 @@ from jaxpaged.text.grammar_check import GrammarChecker, Verdict
 from jaxpaged.text.tokenizer import Tokenizer
 from tests.memory import resident
 from tests.server.conftest import LiveServer
-from tests.text.test_grammar import HOSTILE
+from tests.text.hostile_grammars import HOSTILE
 
 COMPLETIONS, CHAT, TOKENIZE = "/v1/completions", "/v1/chat/completions", "/tokenize"
 HELLO = [{"role": "user", "content": "x"}]

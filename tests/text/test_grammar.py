@@ -5,15 +5,11 @@ from __future__ import annotations
 import json
 import random
 import re
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
 import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
@@ -23,62 +19,10 @@ from jaxpaged.core.request import GRAMMAR_STUCK
 from jaxpaged.core.sampling_params import StructuredOutputs as S
 from jaxpaged.errors import InvalidRequestError
 from jaxpaged.text import grammar_check
-from jaxpaged.text.grammar import GrammarCache, GrammarCompiler, LLGuidanceGrammar
+from jaxpaged.text.grammar import GrammarCache, GrammarCompiler
 from jaxpaged.text.tokenizer import Tokenizer
-from tests import tiny_tokenizers
-from tests.memory import resident
-
-TOKENIZERS = {"byte_level": tiny_tokenizers.byte_level(), "sentencepiece": tiny_tokenizers.sentencepiece()}
-BYTE_LEVEL = TOKENIZERS["byte_level"]
-EOS = 2  # of both
-HEAD = 400  # rows, more than they have tokens
-
-
-@pytest.fixture(scope="module")
-def compilers():
-    made = {name: GrammarCompiler(tokenizer, HEAD, [EOS]) for name, tokenizer in TOKENIZERS.items()}
-    yield made
-    for compiler in made.values():
-        compiler.close()
-
-
-@pytest.fixture
-def compiler(compilers) -> GrammarCompiler:
-    return compilers["byte_level"]
-
-
-def allowed(grammar: LLGuidanceGrammar, head: int = HEAD) -> list[int]:
-    mask = np.full(-(-head // 32), 0x55555555, np.int32)
-    grammar.fill(mask)
-    return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
-
-
-def feed(grammar: LLGuidanceGrammar, text: str | bytes) -> bool:
-    """Whether a text is accepted byte by byte."""
-    return all(i in allowed(grammar) and grammar.accept(i) for i in BYTE_LEVEL.byte_ids(text))
-
-
-def ends(grammar: LLGuidanceGrammar) -> bool:
-    return grammar.finished or EOS in allowed(grammar)
-
-
-def walk(grammar: LLGuidanceGrammar, tokenizer: Tokenizer, seed: int, *, head: int = HEAD, steps: int = 2000) -> str:
-    """A random text of the grammar: any allowed token, now and then one that tends to close what is open."""
-    rng, raw = random.Random(seed), b""
-    for _ in range(steps):
-        if grammar.finished:
-            return raw.decode()
-        ids = allowed(grammar, head)
-        assert ids, raw
-        closing = [i for i in ids if i == EOS or tokenizer.token_bytes(i) in (b'"', b"}", b"]", b":", b"0")]
-        token = rng.choice(closing if closing and rng.random() < 0.3 else ids)
-        assert grammar.accept(token), (raw, token, grammar.error)
-        if token == EOS:
-            assert grammar.finished
-            return raw.decode()
-        raw += tokenizer.token_bytes(token)
-    raise AssertionError(f"no end: {raw!r}")
-
+from tests.text.grammars import BYTE_LEVEL, EOS, HEAD, TOKENIZERS, allowed, ends, feed, walk
+from tests.text.hostile_grammars import multiples
 
 PERSON = {
     "type": "object",
@@ -340,165 +284,6 @@ def test_what_is_wrong_is_said_in_short(compiler, wanted, reason):
     assert len(str(caught.value)) < 400 and "\n" not in str(caught.value)
 
 
-def nested(depth: int) -> dict:
-    schema: dict = {"type": "string"}
-    for _ in range(depth):
-        schema = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
-    return schema
-
-
-def chain(step: Callable[[int], str], last: str, length: int) -> str:
-    return "\n".join([step(i) for i in range(length)] + [last])
-
-
-def definitions(make: Callable[[dict], dict], depth: int) -> dict:
-    defs = {f"d{i}": make({"$ref": f"#/$defs/d{i + 1}"}) for i in range(depth)}
-    return {"$ref": "#/$defs/d0", "$defs": {**defs, f"d{depth}": {"type": "string"}}}
-
-
-def optional(count: int) -> dict:
-    return {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(count)}}
-
-
-def multiples(*of: int) -> dict:
-    return {"type": "integer", "allOf": [{"multipleOf": i} for i in of]}
-
-
-HOSTILE = {
-    "(a+)+b": S(regex="(a+)+b"),
-    "(a|a)*c": S(regex="(a|a)*c"),
-    "(.*a){30}": S(regex="(.*a){30}"),
-    "repeat": S(regex="a{1,1000000000}"),
-    "repeated repeats": S(regex="((a{1,100}){1,100}){1,100}"),
-    "a megabyte": S(regex="a" * 1_000_000),
-    "long": S(regex="ab" * 100_000),
-    "deep regex": S(regex="(" * 10_000 + "a" + ")" * 10_000),
-    "unicode": S(regex=r"(\w|\d|\s|\p{L}){1,2000}"),
-    "deep schema": S(json=nested(10_000)),
-    "deep schema text": S(json='{"items":' * 30_000 + "{}" + "}" * 30_000),
-    "deep enough": S(json=nested(60)),
-    "enum of 100 000": S(json={"enum": [f"value {i}" for i in range(100_000)]}),
-    "enum of 5 000": S(json={"enum": [f"value {i}" for i in range(5_000)]}),
-    "minItems": S(json={"type": "array", "minItems": 1_000_000_000}),
-    "minLength": S(json={"type": "string", "minLength": 1_000_000_000}),
-    "10 000 properties": S(json=optional(10_000)),
-    "1 000 properties": S(json=optional(1_000)),
-    "multiples": S(json=multiples(97, 89, 83, 79)),
-    "multiple": S(json=multiples(123_456_789)),
-    "chain of references": S(json=definitions(lambda ref: {"properties": {"x": ref}}, 3_000)),
-    "chain of intersections": S(json=definitions(lambda ref: {"allOf": [ref, {"minLength": 1}]}, 3_000)),
-    "tree of references": S(json=definitions(lambda ref: {"prefixItems": [ref] * 10}, 30)),
-    "tree of intersections": S(json=definitions(lambda ref: {"anyOf": [ref, {"allOf": [ref, ref]}]}, 25)),
-    "choices": S(choice=[f"choice {i}" for i in range(100_000)]),
-    "long choices": S(choice=["x" * 7_000 + str(i) for i in range(4_096)]),
-    "a choice of control characters": S(choice=["\x01" * (5 << 20)]),
-    "parentheses": S(grammar="start: " + "(" * 30_000 + '"a"' + ")" * 30_000),
-    "open parentheses": S(grammar="start: " + "(" * 30_000),
-    "EBNF parentheses": S(grammar="root ::= " + "(" * 30_000 + '"a"' + ")" * 30_000),
-    "a literal times 30 000": S(grammar='root ::= "(" * 30000'),
-    "EBNF chain": S(grammar=chain(lambda i: f'r{i} ::= "a" r{i + 1}', 'r9000 ::= "b"\nroot ::= r0', 9_000)),
-    "chain of rules": S(grammar=chain(lambda i: f"r{i}: r{i + 1}", 'r15000: "b"\nstart: r0', 15_000)),
-    "chain of terminals": S(grammar=chain(lambda i: f"T{i}: T{i + 1}", 'T15000: "b"\nstart: T0', 15_000)),
-    "doubling rules": S(grammar=chain(lambda i: f'r{i}: r{i + 1} r{i + 1} | ""', 'r40: "b"\nstart: r0', 40)),
-    "doubling terminals": S(grammar=chain(lambda i: f"T{i}: T{i + 1} T{i + 1}", 'T40: "b"\nstart: T0', 40)),
-    "ambiguous": S(grammar='start: start start | "a" | ""'),
-    "repeated rules": S(grammar='start: (("a"{1,1000}){1,1000}){1,1000}'),
-    "parametric": S(grammar='start: p::0\np::_: "a" p::incr(_)'),
-    "multiples in a grammar": S(grammar=f"start: %json {json.dumps(multiples(97, 89, 83, 79))}"),
-}  # fmt: skip
-
-
-class Heart:
-    """A thread beside the work, and for how long the work kept it from running.
-
-    In processor time of the process: other work on the machine does not count.
-    """
-
-    def __enter__(self) -> Heart:
-        self.gap, self._stop = 0.0, False
-        self._thread = threading.Thread(target=self._beat)
-        self._thread.start()
-        return self
-
-    def _beat(self) -> None:
-        last = time.process_time()
-        while not self._stop:
-            time.sleep(0.002)
-            now = time.process_time()
-            self.gap, last = max(self.gap, now - last), now
-
-    def __exit__(self, *_: object) -> None:
-        self._stop = True
-        self._thread.join()
-
-
-@pytest.mark.parametrize("case", HOSTILE)
-def test_hostile_input_is_answered_soon(compiler, case):
-    compiler.prepare()
-    start, wall = time.process_time(), time.monotonic()
-    with Heart() as heart:
-        try:
-            grammar = compiler.compile(HOSTILE[case])
-        except InvalidRequestError as error:
-            assert len(str(error)) < 400
-        else:
-            rng = random.Random(0)
-            for _ in range(40):
-                if grammar.finished or grammar.error:
-                    break
-                grammar.accept(rng.choice(allowed(grammar)))
-    # The child has a limit of its own. Processor time, as other work on the machine is no fault of ours.
-    assert time.process_time() - start < 2 - grammar_check.CPU_SECONDS
-    assert time.monotonic() - wall < 30
-    assert heart.gap < 0.5
-    assert feed(compiler.compile(S(regex="ab")), "ab")
-
-
-def test_a_limit_within_a_text_is_an_error_of_that_text(compiler):
-    grammar = compiler.compile(S(regex="((a{1,100}){1,100}){1,100}"))
-    other = compiler.compile(S(regex="((a{1,100}){1,100}){1,100}"))
-    a = BYTE_LEVEL.byte_ids("a")[0]
-    for _ in range(200):
-        if not grammar.accept(a):
-            break
-    assert grammar.error.startswith(GRAMMAR_STUCK)  # it is no fault of ours
-    assert "too many" in grammar.error and "\n" not in grammar.error
-    assert not grammar.accept(a) and not grammar.finished
-    assert len(allowed(grammar)) >= HEAD  # a row that allows nothing would have no distribution
-    assert allowed(other) == [i for i in range(HEAD) if i in (a,)]
-
-
-def test_a_grammar_that_has_reached_a_limit_is_compiled_anew():
-    """Its texts share what it has learned of its words: one of them must not spoil it for good."""
-    compiler = GrammarCompiler(BYTE_LEVEL, HEAD, [EOS])
-    wanted, a = S(regex="((a{1,100}){1,100}){1,100}"), BYTE_LEVEL.byte_ids("a")[0]
-    lengths = []
-    for _ in range(2):
-        grammar = compiler.compile(wanted)
-        lengths.append(next(n for n in range(200) if not grammar.accept(a)))
-        assert compiler.find(wanted) is None
-    assert lengths[0] == lengths[1] > 5
-    assert len(compiler._cache) == 1 and compiler._cache.num_bytes < 2 * compiler._cache._entries.popitem()[1][1]
-    compiler.close()
-
-
-def test_the_child_comes_back_until_it_is_closed():
-    compiler = GrammarCompiler(BYTE_LEVEL, HEAD, [EOS])
-    compiler.compile(S(regex="x1"))
-    child = compiler._vocabulary.checker._child
-    assert child.poll() is None
-    child.kill()  # by somebody: no fault of the next grammar's
-    assert feed(compiler.compile(S(regex="x2")), "x2")
-    with pytest.raises(InvalidRequestError, match="too much"):
-        compiler.compile(S(json=multiples(101, 103, 107, 109)))
-    assert feed(compiler.compile(S(regex="x3")), "x3")
-    compiler.close()
-    assert compiler._vocabulary.checker._child.poll() is not None
-    assert feed(compiler.find(S(regex="x3")), "x3") and compiler.find(S(regex="x4")) is None
-    with pytest.raises(RuntimeError, match="closed"):
-        compiler.compile(S(regex="x4"))
-
-
 def test_known_grammars_wait_for_no_other_and_closing_for_none():
     compiler = GrammarCompiler(BYTE_LEVEL, HEAD, [EOS])
     known = S(regex="ab")
@@ -515,11 +300,6 @@ def test_known_grammars_wait_for_no_other_and_closing_for_none():
         assert time.monotonic() - start < 3 and sum("closed" in error for error in errors) >= 7
     child = compiler._vocabulary.checker._child
     assert child is None or child.poll() is not None
-
-
-def test_a_fault_on_the_deep_stack_is_told():
-    with pytest.raises(grammar_check.Panic, match="oops"):
-        grammar_check.on_deep_stack(lambda: exec("raise KeyboardInterrupt('oops')"))
 
 
 def test_a_tokenizer_whose_bytes_are_unknown_is_refused():
@@ -541,66 +321,3 @@ def test_the_cache_drops_the_least_recently_used():
     cache.put(b"huge", "huge", 4 * entry)
     assert cache.get(b"huge") is None and len(cache) == 3
     assert cache.num_bytes == 3 * entry + 250
-
-
-@pytest.mark.parametrize("count", [400, pytest.param(5_000, marks=pytest.mark.slow)])
-def test_memory_is_flat_over_many_schemas(count):
-    compiler = GrammarCompiler(BYTE_LEVEL, HEAD, [EOS], cache_bytes=2 << 20)
-    sizes = []
-    for i in range(count):
-        fields = {f"field {i} {j}": {"type": "string", "maxLength": i + j} for j in range(20)}
-        allowed(compiler.compile(S(json={"type": "object", "properties": fields})))
-        sizes.append(resident())
-    assert 5 < len(compiler._cache) < 100
-    assert compiler._cache.num_bytes <= 2 << 20
-    assert sizes[-1] - sizes[count // 4] < 8
-    compiler.close()
-
-
-def test_an_interrupted_check_leaves_no_answer_for_the_next(compiler, monkeypatch):
-    """The child's answer to what was interrupted must not be taken for that to another grammar."""
-    read, interrupts = grammar_check._read, [KeyboardInterrupt()]
-
-    def interrupted(pipe):
-        if interrupts:
-            raise interrupts.pop()
-        return read(pipe)
-
-    compiler.prepare()
-    monkeypatch.setattr(grammar_check, "_read", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        compiler.compile(S(regex="first[0-9]"))
-    with pytest.raises(InvalidRequestError, match="regex"):
-        compiler.compile(S(regex="((B"))
-    compiler.compile(S(choice=["yes", "no"]))
-
-
-def test_the_child_lives_within_what_this_process_may_have():
-    """Under `ulimit -v` there is a hard limit, which nobody can raise."""
-    code = (
-        "import resource; from jaxpaged.text import grammar_check as g, grammar_source as s\n"
-        "from jaxpaged.core.sampling_params import StructuredOutputs\n"
-        "resource.setrlimit(resource.RLIMIT_AS, (64 << 30, 64 << 30))\n"
-        "checker = g.GrammarChecker([bytes([i]) for i in range(256)])\n"
-        "print(repr(checker.check(s.llguidance_source(StructuredOutputs(regex='a+'))).error))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout.strip() == "''", done.stderr
-
-
-def test_what_keeps_the_child_from_starting_is_told(monkeypatch):
-    monkeypatch.setattr(grammar_check.sys, "path", [])  # of which the child's is made
-    monkeypatch.setattr(grammar_check, "__file__", "/no/such/file.py")
-    with pytest.raises(RuntimeError, match=r"does not start.*No such file"):
-        grammar_check.GrammarChecker([b"a"]).check("")
-
-
-def test_a_verdict_that_somebody_else_caused_is_not_kept(compiler, monkeypatch):
-    verdicts = [grammar_check.Verdict(grammar_check.TOO_HARD, 0, lasting=False)]
-    check = grammar_check.GrammarChecker.check
-    monkeypatch.setattr(
-        grammar_check.GrammarChecker, "check", lambda self, source: verdicts.pop() if verdicts else check(self, source)
-    )
-    with pytest.raises(InvalidRequestError, match="too much time"):
-        compiler.compile(S(regex="kept|not"))
-    compiler.compile(S(regex="kept|not"))
