@@ -87,7 +87,7 @@ def caption(result: Mapping[str, Any]) -> str:
     where = f"{machine['cores']} cores of an {machine['cpu']} ({', '.join(machine['flags'])})"
     return (
         f"Model {settings['model']}, {settings['dtype']}, {where}, commit {record.short(result['commit'])}. "
-        f"Left: {settings['short']} tokens in and out of each request; the others: one request."
+        f"Left: {settings['short']} tokens in and out of each request, more is better; others: one request, less is."
     )
 
 
