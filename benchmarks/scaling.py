@@ -3,11 +3,15 @@
     python -m benchmarks.scaling --peers-env ~/peers --json benchmarks/results/scaling.json
     python -m benchmarks.scaling --draw benchmarks/results/scaling.json       # the pictures again, from a record
 
-Three curves: throughput against requests that come at once; time to first token against the length of one request's
-prompt; time of a step against the tokens before it. Engines take turns as in `benchmarks.peers`. Each point is measured
-once, the smallest first; then, while `--minutes` last, whichever has had the least time. An engine that took longer
+Three curves. Throughput against requests that come at once, each with `--short` tokens in and as many out: all output
+tokens by the time from the first request to the last token. Time to first token against the length of one request's
+prompt, which no prefix cache knows. Time of a step against the tokens before it: what the `--steps` tokens after the
+first took, by their number, in the same run. Medians of a point's runs are drawn.
+
+Engines take turns as in `benchmarks.peers`: at each point one run each, while the others are stopped. While `--minutes`
+last, each point is measured once, the smallest first, then whichever has had the least time. An engine that took longer
 than `--longest` seconds on a point is not asked for larger ones of that curve. The pictures are written beside the
-record.
+record: `scaling-light.png` and `scaling-dark.png`.
 """
 
 from __future__ import annotations
