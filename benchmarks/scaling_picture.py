@@ -105,7 +105,7 @@ def _draw_axis(axes: Axes, axis: Axis, result: Mapping[str, Any]) -> None:
     axes.set_ylabel(axis.y_label)
     axes.set_xscale("log", base=2)
     axes.set_yscale(axis.y_scale)
-    plain = FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}")
+    plain = FuncFormatter(lambda value, _: f"{value:,.10g}")
     axes.xaxis.set_major_formatter(plain)
     axes.yaxis.set_major_formatter(plain)
     if axis.y_scale == "log":
