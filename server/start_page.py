@@ -80,7 +80,7 @@ def _program_lines(programs: Programs, *, warms_up: bool) -> Iterator[tuple[str,
     yield "programs", f"{programs.count} compiled" + (f": {warm}" if warm else "")
     if cold:
         when = (
-            "being compiled; until then, larger ones serve"
+            "being compiled; until then, others serve"
             if warms_up
             else "compiled when first needed, while requests wait (--warmup)"
         )

@@ -29,7 +29,7 @@ class Budget:
 
         That rests on an estimate: prefixes may be found, and blocks be lacking. Then there is padding, as without it.
         """
-        most, rows = self._most, len(running)
+        most, rows = self._sizes.limit(self._most), len(running)
         if not (self._cut_short or waiting):
             return most
         prompts = [request for request in self._cut_short if request.status is Status.RUNNING]

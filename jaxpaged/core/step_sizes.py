@@ -20,6 +20,11 @@ class StepSizes:
     def __init__(self, sizes: Callable[[], Sequence[int]] = tuple, step_cost: int = 0):
         self._sizes, self._step_cost = sizes, step_cost
 
+    def limit(self, most: int) -> int:
+        """`most` tokens, or as many as the largest of them holds."""
+        sizes = self._sizes()
+        return min(most, sizes[-1]) if sizes else most
+
     def cut(self, wanted: int, num_decoding: int) -> int | None:
         """How many of `wanted` tokens are better computed now, and the others in the next step; None: all of them.
 

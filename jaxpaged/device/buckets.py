@@ -108,6 +108,11 @@ class BucketTable:
     def all(self) -> list[Bucket]:
         return self.decode + self.mixed
 
+    @property
+    def first(self) -> Bucket:
+        """The smallest one in which all requests can run, if prompts are cut to fit."""
+        return next(bucket for bucket in self.mixed if bucket.rows == self.max_num_seqs)
+
     def mixed_tokens(self, unready: Container[Bucket] = ()) -> list[int]:
         """Sizes of the mixed buckets that can be used, smallest first."""
         return [bucket.tokens for bucket in self.mixed if bucket not in unready]
@@ -116,7 +121,7 @@ class BucketTable:
         """The smallest bucket that holds `num_tokens` tokens in `num_rows` rows (each has at least one).
 
         Args:
-          unready: those that cannot be used; the largest mixed one can.
+          unready: those that cannot be used.
           mixed: it is not to be a decode-only one.
         """
         for bucket in self.all if num_tokens == num_rows and not mixed else self.mixed:

@@ -34,8 +34,8 @@ class WarmUp:
     Leaving it as a context manager without `finish` drops what is not compiled yet.
 
     Args:
-      gradually: wait only for those of the largest mixed bucket, which any step fits, and of the smallest, with which
-        the first answers come soon, and run those alone; the others are compiled in a thread, and used as they come.
+      gradually: wait only for those of the first bucket that all requests can run in, and run that alone; the others
+        are compiled in a thread, and used as they come.
 
     Attributes:
       unready: buckets that a thread is about to compile the programs of, in its order.
@@ -43,9 +43,10 @@ class WarmUp:
 
     def __init__(self, runner: Warmable, *, gradually: bool = False):
         self._runner, buckets = runner, runner.buckets
-        self._awaited = sorted({buckets.mixed[0], buckets.mixed[-1]}) if gradually else buckets.all
+        self._awaited = [buckets.first] if gradually else buckets.all
         small_first = itertools.chain(*itertools.zip_longest(buckets.decode, buckets.mixed))
-        in_order = dict.fromkeys((buckets.decode[-1], *small_first))  # any number of decodes fits that one
+        # Before those that save padding: whole steps of prompts, and any number of decodes.
+        in_order = dict.fromkeys((buckets.mixed[-1], buckets.decode[-1], *small_first))
         self.unready = tuple(bucket for bucket in in_order if bucket and bucket not in self._awaited)
         needed = [*runner.bucket_programs(self._awaited), *runner.other_programs()]
         # XLA compiles outside the GIL: two at a time halve the wait, more would only contend for memory.
@@ -83,7 +84,7 @@ class WarmUp:
                 for compile_one in self._runner.bucket_programs([bucket]):
                     compile_one()
             except Exception:
-                logger.exception("the programs of %s cannot be compiled; larger ones are used instead", bucket)
+                logger.exception("the programs of %s cannot be compiled; others are used instead", bucket)
             else:
                 self.unready = tuple(other for other in self.unready if other != bucket)
 

@@ -59,6 +59,28 @@ def test_prompts_that_fit_go_whole_in_order():
     driver.check_solo()
 
 
+def test_no_step_is_larger_than_the_largest_shape_there_is():
+    sizes = [16]
+    driver = Driver(
+        num_blocks=400,
+        block_size=4,
+        max_num_seqs=8,
+        max_num_batched_tokens=64,
+        max_model_len=200,
+        scheduler_options={"step_sizes": StepSizes(lambda: sizes)},
+    )
+    driver.add("long", prompt_of(100), max_tokens=20)
+    driver.add("other", prompt_of(50, 1), max_tokens=20)
+    for _ in range(3):
+        driver.step()
+        assert driver.last_step.total_tokens == 16
+    sizes.append(64)
+    driver.step()
+    assert driver.last_step.total_tokens == 64
+    driver.run()
+    driver.check_solo()
+
+
 # Prompts cut to fill padded shapes
 def make_padded(*sizes, tokens=64, **options):
     return Driver(

@@ -44,9 +44,10 @@ def test_nothing_is_cut_that_fits_or_nearly_so_or_is_less_or_more_than_all_sizes
 
 
 def test_sizes_that_come_later_count_from_then_on():
-    """A server starts with its largest programs: a prompt cut for one that is not there yet would take two of those."""
+    """A server starts before all its programs are there: no step may need one that is not."""
     ready = [256]
     sizes = StepSizes(lambda: ready)
+    assert (sizes.limit(300), sizes.limit(200), StepSizes().limit(300)) == (256, 200, 300)
     assert sizes.cut(140, 5) is None
     ready[:0] = [32, 128]
     assert sizes.cut(140, 5) == 128

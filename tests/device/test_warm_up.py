@@ -48,17 +48,15 @@ def threads(monkeypatch) -> list[Callable[[], None]]:
 
 
 def test_small_buckets_are_used_as_they_are_compiled(threads):
-    """Warm-up that is gradual waits for two mixed ones only; then a thread goes on, and steps take what there is."""
+    """Warm-up that is gradual waits for one that all rows fit; then a thread goes on, and steps take what there is."""
     parts = Parts()
     warm_up = WarmUp(parts, gradually=True)
     small, middle, large = BUCKETS.mixed
     warm_up.finish()
-    assert {*parts.compiled} == {small, large, "other"} and len(parts.compiled) == 3
+    assert {*parts.compiled} == {middle, "other"} and len(parts.compiled) == 2
     assert not parts.padded, "a CPU has nothing to load"
-    steps = [(1, 1), (3, 3), (4, 4), (1, 9), (1, 32)]
-    assert [BUCKETS.pick(*step, warm_up.unready) for step in steps] == [small, small, large, large, large]
-    sizes = [small.tokens, large.tokens]
-    assert BUCKETS.mixed_tokens(warm_up.unready) == sizes, "prompts are not cut for what is not there yet"
+    assert [BUCKETS.pick(*step, warm_up.unready) for step in [(1, 1), (4, 4), (1, 9), (4, 16)]] == [middle] * 4
+    assert BUCKETS.mixed_tokens(warm_up.unready) == [middle.tokens], "prompts are cut for what is there"
     (go_on,) = threads
 
     def look(bucket: Bucket) -> None:
@@ -66,7 +64,7 @@ def test_small_buckets_are_used_as_they_are_compiled(threads):
 
     parts.look = look
     go_on()
-    assert parts.compiled[3:] == [BUCKETS.decode[-1], BUCKETS.decode[0], middle], "any decodes first"
+    assert parts.compiled[2:] == [large, BUCKETS.decode[-1], BUCKETS.decode[0], small], "what does most first"
     assert not warm_up.unready
     assert BUCKETS.pick(1, 1, warm_up.unready).tokens == 1
 
@@ -76,7 +74,7 @@ def test_a_bucket_that_cannot_be_compiled_is_never_used(threads):
     parts = Parts()
     warm_up = WarmUp(parts, gradually=True)
     warm_up.finish()
-    bad = BUCKETS.mixed[1]
+    bad = BUCKETS.mixed[0]
 
     def look(bucket: Bucket) -> None:
         if bucket == bad:
@@ -84,7 +82,7 @@ def test_a_bucket_that_cannot_be_compiled_is_never_used(threads):
 
     parts.look = look
     threads[0]()
-    assert warm_up.unready == (bad,) and BUCKETS.pick(1, 9, warm_up.unready) == BUCKETS.mixed[-1]
+    assert warm_up.unready == (bad,) and BUCKETS.pick(1, 2, warm_up.unready) == BUCKETS.mixed[1]
     assert BUCKETS.decode[0] in parts.compiled
 
 

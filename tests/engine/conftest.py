@@ -98,7 +98,7 @@ def make_engine(runner, tiny_config) -> MakeEngine:
             max_num_seqs=seqs,
             max_num_batched_tokens=tokens,
             max_model_len=MAX_LEN,
-            step_sizes=step_sizes(buckets),
+            step_sizes=step_sizes(buckets, runner.unready),
             **(scheduling or {}),
         )
         config = dataclasses.replace(tiny_config, overlap=overlap, max_decode_steps=max_steps, num_kv_blocks=blocks)

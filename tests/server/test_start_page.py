@@ -55,7 +55,7 @@ def test_it_says_what_was_loaded_and_how_much_fits() -> None:
 
 def test_programs_that_are_cold_are_named() -> None:
     assert "cold" not in page()[0]
-    assert "being compiled; until then, larger ones serve: pooling, by tokens: 1, 4\n" in page(cold=COLD)[0]
+    assert "being compiled; until then, others serve: pooling, by tokens: 1, 4\n" in page(cold=COLD)[0]
     text, _ = page(replace(ENGINE, warmup=False), cold=COLD)
     assert "compiled when first needed, while requests wait (--warmup): pooling, by tokens: 1, 4\n" in text
 
