@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import itertools
 import logging
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -14,6 +16,10 @@ import jax
 from jaxpaged.device.buckets import Bucket, BucketTable
 
 logger = logging.getLogger(__name__)
+
+# Of the thread that compiles while the engine serves: seconds that it leaves to the first request, which often comes at
+# once, and its niceness.
+_PAUSE, _NICE = 2.0, 10
 
 Progress = Callable[[int, int], None]  # (done, total)
 
@@ -75,10 +81,14 @@ class WarmUp:
         if jax.default_backend() != "cpu":  # where the first run takes what later ones do not
             self._runner.run_padding(self._awaited)
         if self.unready:
-            threading.Thread(target=self._go_on, name="jaxpaged-warm-up", daemon=True).start()
+            thread = threading.Timer(_PAUSE, self._go_on)
+            thread.name, thread.daemon = "jaxpaged-warm-up", True
+            thread.start()
 
     def _go_on(self) -> None:
         """Compiles the programs of buckets that are not ready, one after the other. Without one the engine can do."""
+        with contextlib.suppress(AttributeError, OSError):  # Linux has priorities of threads: steps go first
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
         for bucket in self.unready:
             try:
                 for compile_one in self._runner.bucket_programs([bucket]):

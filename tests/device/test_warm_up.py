@@ -42,8 +42,9 @@ class Parts:
 def threads(monkeypatch) -> list[Callable[[], None]]:
     """What threads that were started would run."""
     started: list[Callable[[], None]] = []
-    thread = lambda target, **_: SimpleNamespace(start=lambda: started.append(target))  # noqa: E731
-    monkeypatch.setattr("jaxpaged.device.warm_up.threading", SimpleNamespace(Thread=thread))
+    timer = lambda _, target: SimpleNamespace(start=lambda: started.append(target))  # noqa: E731
+    monkeypatch.setattr("jaxpaged.device.warm_up.threading.Timer", timer)
+    monkeypatch.setattr("jaxpaged.device.warm_up._NICE", 0)  # it is this thread that runs them here
     return started
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from jaxpaged.config import EngineConfig
+from jaxpaged.device import warm_up
 from jaxpaged.device.buckets import Bucket
 from jaxpaged.device.program_store import ProgramStore
 from jaxpaged.device.runner import Runner
@@ -48,6 +49,7 @@ def test_weights_come_and_requests_are_served_while_programs_are_compiled(
         return tiny_params
 
     monkeypatch.setattr(Runner, "bucket_programs", gated)
+    monkeypatch.setattr(warm_up, "_PAUSE", 0)
     engine = build_engine(tiny_module, read, options, vocab_size=VOCAB, gradually=True)
     assert engine.runner.params is tiny_params and reached.wait(60)
     answers = [run(engine, [PROMPT])]
@@ -63,7 +65,7 @@ def test_weights_come_and_requests_are_served_while_programs_are_compiled(
 @pytest.mark.parametrize("max_steps", [1, 4])
 @pytest.mark.parametrize("ready", [[BUCKETS.first], BUCKETS.mixed[-1:], BUCKETS.mixed + BUCKETS.decode[-1:]])
 def test_steps_of_buckets_that_are_not_ready_are_right(make_engine, runner, monkeypatch, ready, max_steps):
-    """They take others, for which prompts are cut; the tokens are the same. A step of several without its loop is one."""
+    """They take others, for which prompts are cut, with the same tokens; a step of several without its loop is one."""
     prompts = [prompt(n) for n in (3, 9, 30, 5)]
     expected = run(make_engine(), prompts)
     unready = tuple(bucket for bucket in BUCKETS.all if bucket not in ready)
