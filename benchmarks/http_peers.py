@@ -56,7 +56,7 @@ def serve_command(name: str, model: Path, port: int, args: argparse.Namespace) -
         environment = {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_LOGGING_LEVEL": "WARNING", "HF_HUB_OFFLINE": "1"}
         program = [str(args.peers_env / "bin" / "python"), "-P", "-m", "vllm.entrypoints.cli.main", "serve", str(model)]
         return [*program, *shared, *args.vllm_flags.split()], environment | preloads(args.peers_env)
-    program = [sys.executable, "-m", "server.cli", "serve", str(model)]
+    program = [sys.executable, "-m", "server.cli", "serve", str(model), "--strict"]  # when all programs are there
     return [*program, *shared, *args.jaxpaged_flags.split()], {"PYTHONPATH": str(record.ROOT)}
 
 

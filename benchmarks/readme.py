@@ -9,6 +9,8 @@ from typing import Any
 
 from benchmarks import http_parts, http_path, http_peers, peers, record
 from benchmarks.host_overhead import COLUMNS as HOST_COLUMNS
+from benchmarks.long_prompt import COLUMNS as PROMPT_COLUMNS
+from benchmarks.memory import COLUMNS as MEMORY_COLUMNS
 from benchmarks.padding import COLUMNS as PADDING_COLUMNS
 from benchmarks.sampling import COLUMNS as SAMPLING_COLUMNS
 from benchmarks.startup import COLUMNS as STARTUP_COLUMNS
@@ -19,7 +21,7 @@ BEGIN, END = "<!-- benchmark table -->", "<!-- end of benchmark table -->"
 def section() -> str:
     """The text between the README's markers."""
     host, startup, sampling = _read("host_overhead"), _read("startup"), _read("sampling")
-    padding = _read("padding")
+    padding, prompts, memory = _read("padding"), _read("long_prompt"), _read("memory")
     return "\n\n".join(
         [
             peers.tables(_read("peers")),
@@ -35,6 +37,12 @@ def section() -> str:
             "Starts of the demo model, as in `make demo` and of the server with default settings "
             "(`python -m benchmarks.startup`):",
             record.table(startup["results"], STARTUP_COLUMNS),
+            "A long prompt beside 64 running requests: what it costs the engine's loop, and its longest round "
+            "(`python -m benchmarks.long_prompt`):",
+            record.table(prompts["results"], PROMPT_COLUMNS),
+            "Memory of loading, of the KV pool, of a step and of an import, beside what each should take "
+            "(`python -m benchmarks.memory`):",
+            record.table(memory["results"], MEMORY_COLUMNS),
             "Padding in what steps compute, simulated (`python -m benchmarks.padding`):",
             record.table(padding["results"], PADDING_COLUMNS),
         ]

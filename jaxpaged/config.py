@@ -71,7 +71,8 @@ class EngineConfig:
       max_num_queued_requests: refuse more waiting requests than this with QueueFullError; None: no limit.
       tensor_parallel_size: devices that share each layer; only 1 is built yet.
       strict: raise RecompilationError if anything compiles after warm-up.
-      warmup: compile every program before the first request.
+      warmup: compile every program before the first request; in a server that is not `strict`, what one step needs
+        before it and the others after it.
       compilation_cache_dir: where compiled programs persist; None: `~/.cache/jaxpaged/xla`; "": nowhere.
     """
 

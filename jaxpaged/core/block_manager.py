@@ -178,7 +178,7 @@ class BlockManager:
                 self.num_cached_blocks -= 1
 
     def release(self, request: Request) -> None:
-        """Takes all blocks from a request, its tail to be reused first."""
+        """Takes all blocks from a request; of those that can be found again, its tail is to be reused first."""
         self.register(request)
         refs, cache = self._refs, self._cache
         cached: list[int] = []

@@ -43,7 +43,7 @@ class Budget:
 
     def share(self, remaining: int, left: int) -> int:
         """How many of a prompt's `remaining` tokens go into a step that has room for `left`, at first."""
-        if remaining > self._most:
+        if remaining > self._sizes.limit(self._most):
             left = max(left // 2, min(left, self._block_size))
         return min(remaining, left)
 

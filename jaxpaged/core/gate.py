@@ -21,7 +21,8 @@ class Gate:
       clock: gives seconds as in the requests' arrival times.
 
     Attributes:
-      latecomers: who waits for a prefix that is being computed; a slot is kept for each.
+      latecomers: who waits for a prefix that is being computed; a slot is kept for each, which only those
+        before it may take.
       prefix_cache_queries, prefix_cache_hits: prompt tokens looked up and found, ever; each request counts once.
     """
 
@@ -40,7 +41,7 @@ class Gate:
             request = waiting[0]
             if request.num_inflight_tokens:
                 break  # preempted: the device has to be told its tokens, so they must be known
-            has_slot = roster.num_free_slots > len(self.latecomers)
+            has_slot = roster.num_free_slots > self.latecomers.num_before(request)
             if draft.has_rows and has_slot and not residency.search(request):
                 draft.is_searching = True  # its prompt is long, and these rows need not wait for a look at all of it
                 break

@@ -22,13 +22,14 @@ class Latecomers:
         self._block_size = block_size
         self._held: list[tuple[Request, Request, int]] = []  # who, behind whom, until so many tokens are scheduled
 
-    def __len__(self) -> int:
-        return len(self._held)
-
     @property
     def parked(self) -> list[Request]:
         """Live requests that wait here."""
         return [request for request, _, _ in self._held if request.status is not Status.FINISHED]
+
+    def num_before(self, request: Request) -> int:
+        """How many wait here that go before a request."""
+        return sum(held.sort_key < request.sort_key for held, _, _ in self._held)
 
     def hold(self, request: Request, num_found_tokens: int, running: Iterable[Request]) -> bool:
         """Holds a request, to be parked, if one of `running` is about to compute more of its prefix than was found."""
@@ -41,25 +42,34 @@ class Latecomers:
                     return True
         return False
 
-    def release(self) -> list[Request]:
-        """The requests that find what they waited for, or never will: the one before them has lost its slot."""
-        released = []
-        for request, leader, until in self._held:
-            there = leader.status is not Status.RUNNING or leader.num_computed_tokens >= until
-            if there and request.status is not Status.FINISHED:
+    def release(self, weight_version: int) -> list[Request]:
+        """The requests that find what they waited for, or never will: the one before them has lost its slot.
+
+        Args:
+          weight_version: as of now; what is computed for another one cannot be shared.
+        """
+        released, held = [], []
+        for entry in self._held:
+            request, leader, until = entry
+            if request.status is Status.FINISHED:
+                continue
+            there = leader.num_computed_tokens >= until or leader.weight_version != weight_version
+            if there or leader.status is not Status.RUNNING:
                 released.append(request)
-        self._held = [held for held in self._held if held[0].status is not Status.FINISHED and held[0] not in released]
+            else:
+                held.append(entry)
+        self._held = held
         return released
 
     def _num_shared(self, request: Request, leader: Request, num_found_tokens: int) -> int:
-        """How many tokens of whole blocks one can take from the other, at least those that were found; 0: none more."""
+        """How many tokens of whole blocks one can take from the other; what was found, or less, if there is no more."""
         if leader.cache_salt != request.cache_salt or leader.weight_version != request.weight_version:
             return 0
         size, mine, theirs = self._block_size, request.all_token_ids, leader.all_token_ids
-        most = min(request.max_prefix_tokens, len(theirs)) // size
-        same = num_found_tokens // size
-        if mine[: (same + 1) * size] != theirs[: (same + 1) * size]:
-            return 0  # as a rule
+        same, most = num_found_tokens // size, min(request.max_prefix_tokens, len(theirs)) // size
+        next_block = slice(same * size, (same + 1) * size)
+        if mine[next_block] != theirs[next_block] or mine[: same * size] != theirs[: same * size]:
+            return 0  # the first comparison tells, as a rule
         while same < most:  # the largest number of blocks that are the same in both
             middle = (same + most + 1) // 2
             if mine[same * size : middle * size] == theirs[same * size : middle * size]:

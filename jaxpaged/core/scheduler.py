@@ -31,6 +31,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 from jaxpaged.core.beam_group import BeamGroup
@@ -141,6 +142,10 @@ class Scheduler:
         """Samples with a slot."""
         return len(self.running)
 
+    def first_waiting(self, most: int) -> list[Request]:
+        """The first of those that wait for a slot or for a prefix, in order."""
+        return sorted([*self.waiting[:most], *self._gate.latecomers.parked], key=attrgetter("sort_key"))[:most]
+
     def add(self, request: Request) -> None:
         """Queues all samples of a request.
 
@@ -207,7 +212,7 @@ class Scheduler:
         if self._deadlines:
             for late in self._deadlines.expired():
                 self._unreported += self._end(late, Ending("abort", "timeout"))
-        for request in (*self._followers.release(), *self._gate.latecomers.release()):
+        for request in (*self._followers.release(), *self._gate.latecomers.release(self.block_manager.weight_version)):
             self.roster.queue(request)
         draft = Draft(self._budget.num_tokens(self.running, self.waiting))
         self._schedule_running(draft)

@@ -56,7 +56,7 @@ class EngineSnapshot(msgspec.Struct, frozen=True):
       num_blocks, num_used_blocks, num_cached_blocks: blocks of the pool; those that requests hold; those that nobody
         holds, but that can be found as a prefix.
       num_running, num_waiting: samples with a slot, and without.
-      requests: the running ones in their order, then the first MAX_WAITING of those that wait.
+      requests: the running ones in their order, then the first MAX_WAITING of those that wait for a slot or a prefix.
       owners: sets of indexes into `requests`, in ascending order.
       blocks: the numbers of blocks 1 to `num_blocks`, little-endian and unsigned, each of as few bytes as the largest
         needs.
@@ -76,7 +76,7 @@ class EngineSnapshot(msgspec.Struct, frozen=True):
 def snapshot(scheduler: Scheduler) -> EngineSnapshot:
     """The state of a scheduler, between two of its calls."""
     pool, now = scheduler.block_manager, time.monotonic()
-    running, waiting = scheduler.running, scheduler.waiting[:MAX_WAITING]
+    running, waiting = scheduler.running, scheduler.first_waiting(MAX_WAITING)
     owners, blocks = block_map(pool.num_blocks, [r.block_ids for r in running], pool.findable_blocks)
     return EngineSnapshot(
         block_size=pool.block_size,

@@ -21,7 +21,7 @@ class StepSizes:
         self._sizes, self._step_cost = sizes, step_cost
 
     def limit(self, most: int) -> int:
-        """`most` tokens, or as many as the largest of them holds."""
+        """`most` tokens, or as many as the largest of the sizes holds."""
         sizes = self._sizes()
         return min(most, sizes[-1]) if sizes else most
 

@@ -54,7 +54,7 @@ class ForwardPrograms:
         return bucket.decode_only and self._config.max_decode_steps > 1 and (num_steps > 1 or on_cpu)
 
     def needed(self, buckets: Sequence[Bucket], pool: jax.ShapeDtypeStruct) -> list[Callable[[], Any]]:
-        """What compiles each program that steps of these buckets need; the largest first."""
+        """What compiles each program that steps of these buckets need; those of one step first, the largest first."""
         single = [b for b in reversed(buckets) if not self.loops(b, 1)]
         looping = [b for b in reversed(buckets) if self.loops(b, 2)]
         needed: list[Callable[[], Any]] = [lambda b=b: self.program(b, pool) for b in single]

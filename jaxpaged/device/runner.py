@@ -128,7 +128,7 @@ class Runner:
         num_pages = kv_cache.num_pages(config, model, step_bytes=step_bytes)
         self._pool = kv_cache.abstract_pages(model, num_pages, config.block_size, config.kv_cache_dtype)
         self._blocks = BlockStore(self._pool, self._store)
-        if isinstance(jax.tree.leaves(params)[0], jax.Array):
+        if not isinstance(jax.tree.leaves(params)[0], jax.ShapeDtypeStruct):
             self.place(params)
 
     def place(self, params: dict) -> None:
@@ -174,7 +174,7 @@ class Runner:
 
     @property
     def cold_programs(self) -> dict[str, list[int]]:
-        """Which of them are not: a thread is about to compile them, or a step that needs one does."""
+        """Which of them are not: a thread is about to compile them, or could not, or a step that needs one does."""
         return cold_programs(self.buckets, self.warm_programs)
 
     def unready(self) -> tuple[Bucket, ...]:

@@ -48,7 +48,8 @@ class WarmUp:
     """
 
     def __init__(self, runner: Warmable, *, gradually: bool = False):
-        self._runner, buckets = runner, runner.buckets
+        buckets = runner.buckets
+        self._runner: Warmable | None = runner  # whose attribute this is: let go of at the end
         self._awaited = [buckets.first] if gradually else buckets.all
         small_first = itertools.chain(*itertools.zip_longest(buckets.decode, buckets.mixed))
         # Before those that save padding: whole steps of prompts, and any number of decodes.
@@ -78,20 +79,22 @@ class WarmUp:
                 future.result()
                 if progress:
                     progress(done, len(self._pending))
+        (runner, self._runner), self._pending = (self._runner, None), []
+        assert runner is not None, "finished twice"
         if jax.default_backend() != "cpu":  # where the first run takes what later ones do not
-            self._runner.run_padding(self._awaited)
+            runner.run_padding(self._awaited)
         if self.unready:
-            thread = threading.Timer(_PAUSE, self._go_on)
+            thread = threading.Timer(_PAUSE, self._go_on, (runner,))
             thread.name, thread.daemon = "jaxpaged-warm-up", True
             thread.start()
 
-    def _go_on(self) -> None:
+    def _go_on(self, runner: Warmable) -> None:
         """Compiles the programs of buckets that are not ready, one after the other. Without one the engine can do."""
         with contextlib.suppress(AttributeError, OSError):  # Linux has priorities of threads: steps go first
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
         for bucket in self.unready:
             try:
-                for compile_one in self._runner.bucket_programs([bucket]):
+                for compile_one in runner.bucket_programs([bucket]):
                     compile_one()
             except Exception:
                 logger.exception("the programs of %s cannot be compiled; others are used instead", bucket)

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from jaxpaged.core.latecomers import Latecomers
 from jaxpaged.core.request import Request, Status
 from jaxpaged.core.sampling_params import SamplingParams
+from jaxpaged.core.snapshot import snapshot
 from tests.core.driver import Driver
-from tests.core.test_scheduler import prompt_of, rows_of, step_until
+from tests.core.steps import prompt_of, rows_of
 
 SHARED = prompt_of(64)
 
@@ -77,6 +78,8 @@ def test_new_weights_leave_nothing_to_wait_for():
     driver = run_together(count=3)
     driver.step()
     driver.reset_weights()
+    driver.step()
+    assert set(rows_of(driver)) == {"r0", "r1"}, "and r2 waits for r1 now"
     driver.run()
     driver.check_solo("r1", "r2")
 
@@ -99,13 +102,31 @@ def test_nobody_waits_for_a_later_one():
 
 
 def test_a_preempted_leader_lets_go():
-    """Out of blocks, the first of the long ones loses its own; those behind it must not wait for ever."""
-    driver = Driver(num_blocks=24, block_size=4, max_num_seqs=4, max_model_len=90)
-    driver.add("a", prompt_of(10, 7), max_tokens=60)
+    """Who waited behind it may go first: it has to begin anew."""
+    driver = run_together(count=3)
     driver.step()
-    for i in range(3):
-        driver.add(f"r{i}", [*SHARED, i + 1], max_tokens=9)
-    step_until(driver, lambda: driver.scheduler._gate.latecomers.parked)
+    driver.scheduler._residency.preempt(driver.requests["r0"])
+    driver.step()
+    assert not driver.scheduler._gate.latecomers.parked or driver.requests["r0"].status is Status.RUNNING
+    driver.run()
+    driver.check_solo()
+
+
+def test_who_goes_before_them_takes_a_slot_that_is_kept():
+    driver = Driver(
+        num_blocks=200,
+        block_size=4,
+        max_num_seqs=4,
+        max_model_len=100,
+        scheduler_options={"key": lambda request: request.priority},
+    )
+    for i in range(4):
+        driver.add(f"r{i}", [*SHARED, i + 1], priority=1, max_tokens=3)
+    driver.step()
+    assert len(driver.scheduler._gate.latecomers.parked) == 3
+    driver.add("urgent", prompt_of(3, 99), priority=0, max_tokens=1)
+    driver.step()
+    assert rows_of(driver)["urgent"] == 3
     driver.run()
     driver.check_solo()
 
@@ -113,7 +134,9 @@ def test_a_preempted_leader_lets_go():
 def test_no_more_wait_here_than_could_run():
     driver = run_together(count=30)
     driver.step()
-    assert len(driver.scheduler._gate.latecomers) == 7 and len(driver.scheduler.waiting) == 22
+    assert len(driver.scheduler._gate.latecomers.parked) == 7 and len(driver.scheduler.waiting) == 22
+    shown = snapshot(driver.scheduler).requests
+    assert [request.request_id for request in shown] == [f"r{i}" for i in range(30)]
     driver.run()
     driver.check_solo()
 
@@ -141,6 +164,6 @@ def test_holds_while_whole_blocks_are_missing(mine, theirs, common, computed, fo
     assert held == (leader.num_computed_tokens < theirs and shared > max(found, leader.num_computed_tokens))
     if held:
         leader.num_computed_tokens = shared - 1
-        assert latecomers.release() == [] and latecomers.parked == [request]
+        assert latecomers.release(leader.weight_version) == [] and latecomers.parked == [request]
         leader.num_computed_tokens = shared
-        assert latecomers.release() == [request] and not latecomers.parked
+        assert latecomers.release(leader.weight_version) == [request] and not latecomers.parked

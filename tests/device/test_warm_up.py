@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import gc
+import weakref
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from jaxpaged.device import warm_up
 from jaxpaged.device.buckets import Bucket, BucketTable
 from jaxpaged.device.warm_up import WarmUp
 
@@ -23,6 +27,7 @@ class Parts:
         self.compiled: list[Any] = []
         self.padded: list[Bucket] = []
         self.look: Callable[[Bucket], None] = lambda _: None
+        self.warming: WarmUp | None = None
 
     def bucket_programs(self, buckets: Sequence[Bucket]) -> list[Callable[[], Any]]:
         return [lambda bucket=bucket: self._compile(bucket) for bucket in buckets]
@@ -42,7 +47,11 @@ class Parts:
 def threads(monkeypatch) -> list[Callable[[], None]]:
     """What threads that were started would run."""
     started: list[Callable[[], None]] = []
-    timer = lambda _, target: SimpleNamespace(start=lambda: started.append(target))  # noqa: E731
+
+    def timer(seconds: float, target: Callable[..., None], args: tuple[Any, ...]) -> Any:
+        assert seconds == warm_up._PAUSE > 0, "the first request has the machine for itself"
+        return SimpleNamespace(start=lambda: started.append(functools.partial(target, *args)))
+
     monkeypatch.setattr("jaxpaged.device.warm_up.threading.Timer", timer)
     monkeypatch.setattr("jaxpaged.device.warm_up._NICE", 0)  # it is this thread that runs them here
     return started
@@ -51,30 +60,30 @@ def threads(monkeypatch) -> list[Callable[[], None]]:
 def test_small_buckets_are_used_as_they_are_compiled(threads):
     """Warm-up that is gradual waits for one that all rows fit; then a thread goes on, and steps take what there is."""
     parts = Parts()
-    warm_up = WarmUp(parts, gradually=True)
+    warming = WarmUp(parts, gradually=True)
     small, middle, large = BUCKETS.mixed
-    warm_up.finish()
+    warming.finish()
     assert {*parts.compiled} == {middle, "other"} and len(parts.compiled) == 2
     assert not parts.padded, "a CPU has nothing to load"
-    assert [BUCKETS.pick(*step, warm_up.unready) for step in [(1, 1), (4, 4), (1, 9), (4, 16)]] == [middle] * 4
-    assert BUCKETS.mixed_tokens(warm_up.unready) == [middle.tokens], "prompts are cut for what is there"
+    assert [BUCKETS.pick(*step, warming.unready) for step in [(1, 1), (4, 4), (1, 9), (4, 16)]] == [middle] * 4
+    assert BUCKETS.mixed_tokens(warming.unready) == [middle.tokens], "prompts are cut for what is there"
     (go_on,) = threads
 
     def look(bucket: Bucket) -> None:
-        assert bucket in warm_up.unready, "nobody may pick it before it is compiled"
+        assert bucket in warming.unready, "nobody may pick it before it is compiled"
 
     parts.look = look
     go_on()
     assert parts.compiled[2:] == [large, BUCKETS.decode[-1], BUCKETS.decode[0], small], "what does most first"
-    assert not warm_up.unready
-    assert BUCKETS.pick(1, 1, warm_up.unready).tokens == 1
+    assert not warming.unready
+    assert BUCKETS.pick(1, 1, warming.unready).tokens == 1
 
 
 def test_a_bucket_that_cannot_be_compiled_is_never_used(threads):
     """The engine can do without, and the others come nevertheless."""
     parts = Parts()
-    warm_up = WarmUp(parts, gradually=True)
-    warm_up.finish()
+    warming = WarmUp(parts, gradually=True)
+    warming.finish()
     bad = BUCKETS.mixed[0]
 
     def look(bucket: Bucket) -> None:
@@ -83,8 +92,22 @@ def test_a_bucket_that_cannot_be_compiled_is_never_used(threads):
 
     parts.look = look
     threads[0]()
-    assert warm_up.unready == (bad,) and BUCKETS.pick(1, 2, warm_up.unready) == BUCKETS.mixed[1]
+    assert warming.unready == (bad,) and BUCKETS.pick(1, 2, warming.unready) == BUCKETS.mixed[1]
     assert BUCKETS.decode[0] in parts.compiled
+
+
+def test_it_lets_go_of_the_runner(threads):
+    """Else weights and pool would stay until a garbage collection."""
+    parts = Parts()
+    parts.warming = warming = WarmUp(parts)
+    warming.finish()
+    gone = weakref.ref(parts)
+    gc.disable()
+    try:
+        del parts
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_an_error_of_what_is_waited_for_is_raised(threads):
