@@ -74,7 +74,7 @@ def frozen_heap() -> Iterator[None]:
     ("path", "param", "body"), CASES, ids=[f"{i}-{param}" for i, (_, param, _) in enumerate(CASES)]
 )
 def test_a_million_of_anything_is_refused_at_once(live, path, param, body) -> None:
-    """In a tenth of a second, and 50 MB, beyond what reading the body takes. Seconds are the processor's."""
+    """In two tenths of a second, and 50 MB, beyond what reading the body takes. Seconds are the processor's."""
     started = len(live.engine.added)
     content = json.dumps(body).encode()
     begin = time.process_time()
@@ -87,7 +87,7 @@ def test_a_million_of_anything_is_refused_at_once(live, path, param, body) -> No
     error = response.json()["error"]
     assert (response.status_code, error["param"]) == (400, param), error
     assert len(error["message"]) < 500
-    assert answering < 1.5 * reading + 0.1, (answering, reading)
+    assert answering < 1.5 * reading + 0.2, (answering, reading)
     assert len(live.engine.added) == started
 
 

@@ -62,7 +62,7 @@ def test_hostile_input_is_answered_soon(compiler, case):
     # The child has a limit of its own. Processor time, as other work on the machine is no fault of ours.
     assert time.process_time() - start < 2 - grammar_check.CPU_SECONDS
     assert time.monotonic() - wall < 30
-    assert heart.gap < 0.5
+    assert heart.gap < 1.5  # of a processor that may be at half its speed
     assert feed(compiler.compile(S(regex="ab")), "ab")
 
 
