@@ -104,7 +104,10 @@ def test_as_many_sequences_as_allowed_are_counted_over_all_prompts(live) -> None
 
 @pytest.mark.parametrize("piece", ["a", " ", "\n", "ab, ", "é🙂", "<|im_start|>", "0", "("])
 def test_the_time_to_tokenize_grows_with_the_text(start, piece) -> None:
-    """S17. Twice as much takes less than three times as long: of the processor, and what takes none counts as some."""
+    """S17. Four times as much takes less than ten times as long, on a processor that may change its speed meanwhile.
+
+    Of the processor's time; what takes none counts as some.
+    """
     server = start(engine_options={"max_model_len": 10**7})
 
     def seconds(count: int) -> float:
@@ -115,7 +118,7 @@ def test_the_time_to_tokenize_grows_with_the_text(start, piece) -> None:
             taken.append(time.process_time() - begin)
         return min(taken)
 
-    assert seconds(200_000) < 3 * max(seconds(100_000), 0.02)
+    assert seconds(200_000) < 10 * max(seconds(50_000), 0.01)
 
 
 FEW = {"max_n": 2, "max_stop": 1, "max_stop_token_ids": 1, "max_logit_bias": 2, "max_prompts": 2, "max_inputs": 3}
