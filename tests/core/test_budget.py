@@ -59,16 +59,26 @@ def test_prompts_that_fit_go_whole_in_order():
     driver.check_solo()
 
 
-def test_no_step_is_larger_than_the_largest_shape_there_is():
-    sizes = [16]
-    driver = Driver(
+# Prompts cut to fill padded shapes
+def make_padded_by(give_sizes, tokens=64, **options):
+    return Driver(
         num_blocks=400,
         block_size=4,
         max_num_seqs=8,
-        max_num_batched_tokens=64,
+        max_num_batched_tokens=tokens,
         max_model_len=200,
-        scheduler_options={"step_sizes": StepSizes(lambda: sizes)},
+        scheduler_options={"step_sizes": StepSizes(give_sizes)},
+        **options,
     )
+
+
+def make_padded(*sizes, **options):
+    return make_padded_by(lambda: sizes, **options)
+
+
+def test_no_step_is_larger_than_the_largest_shape_there_is():
+    sizes = [16]
+    driver = make_padded_by(lambda: sizes)
     driver.add("long", prompt_of(60), max_tokens=20)
     driver.add("other", prompt_of(50, 1), max_tokens=20)
     driver.step()
@@ -82,19 +92,6 @@ def test_no_step_is_larger_than_the_largest_shape_there_is():
     assert driver.last_step.total_tokens > 16
     driver.run()
     driver.check_solo()
-
-
-# Prompts cut to fill padded shapes
-def make_padded(*sizes, tokens=64, **options):
-    return Driver(
-        num_blocks=400,
-        block_size=4,
-        max_num_seqs=8,
-        max_num_batched_tokens=tokens,
-        max_model_len=200,
-        scheduler_options={"step_sizes": StepSizes(lambda: sizes)},
-        **options,
-    )
 
 
 def test_the_end_of_a_prompt_waits_where_it_would_need_much_padding():
