@@ -1,10 +1,13 @@
 """What every test can count on: JAX on the CPU, no hub, caches of the test session's own, time for its examples."""
 
 import atexit
+import gc
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import settings
 
 # Before anything imports jax or transformers. Caches go to a folder of the session's own: tests neither read what an
@@ -18,3 +21,15 @@ if "XDG_CACHE_HOME" not in os.environ:  # pytest's workers have that of the proc
 
 settings.register_profile("any machine", deadline=None)  # a busy one may take long for an example
 settings.load_profile("any machine")
+
+
+@pytest.fixture(scope="module")
+def frozen_heap() -> Iterator[None]:
+    """For tests that take processor time: as in a server, garbage is not sought in what was there before.
+
+    Here that is what all earlier tests of the process have left, and a look at it may take a second.
+    """
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()

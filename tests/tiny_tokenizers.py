@@ -17,10 +17,9 @@ CHATML = (
 
 
 class TinyTokenizer(Tokenizer):
-    """A tokenizer built in memory, with ways to name its tokens."""
+    """A tokenizer built in memory, with ways to name its tokens. `hf` may be another one's: it is left as it is."""
 
-    def __init__(self, hf: PreTrainedTokenizerFast, *, byte_level: bool, chat_template: str | None = None):
-        hf.chat_template = chat_template
+    def __init__(self, hf: PreTrainedTokenizerFast, *, byte_level: bool):
         super().__init__(hf)
         self._byte_level = byte_level
 
@@ -66,8 +65,8 @@ def byte_level(
     tokenizer = Backend(models.BPE(vocab={p: i for i, p in enumerate(pieces)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    hf = _fast(tokenizer, specials, unk="<|endoftext|>", bos="<|im_start|>", eos="<|im_end|>")
-    return TinyTokenizer(hf, byte_level=True, chat_template=chat_template)
+    hf = _fast(tokenizer, specials, chat_template, unk="<|endoftext|>", bos="<|im_start|>", eos="<|im_end|>")
+    return TinyTokenizer(hf, byte_level=True)
 
 
 def sentencepiece(chat_template: str | None = None) -> TinyTokenizer:
@@ -81,10 +80,14 @@ def sentencepiece(chat_template: str | None = None) -> TinyTokenizer:
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
-    hf = _fast(tokenizer, specials, unk="<unk>", bos="<s>", eos="</s>")
-    return TinyTokenizer(hf, byte_level=False, chat_template=chat_template)
+    hf = _fast(tokenizer, specials, chat_template, unk="<unk>", bos="<s>", eos="</s>")
+    return TinyTokenizer(hf, byte_level=False)
 
 
-def _fast(tokenizer: Backend, specials: list[str], *, unk: str, bos: str, eos: str) -> PreTrainedTokenizerFast:
+def _fast(
+    tokenizer: Backend, specials: list[str], chat_template: str | None, *, unk: str, bos: str, eos: str
+) -> PreTrainedTokenizerFast:
     tokenizer.add_special_tokens([AddedToken(s, special=True, normalized=False) for s in specials])
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token=unk, bos_token=bos, eos_token=eos)
+    hf = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token=unk, bos_token=bos, eos_token=eos)
+    hf.chat_template = chat_template
+    return hf

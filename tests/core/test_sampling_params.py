@@ -7,6 +7,8 @@ from jaxpaged.core import sampling_params
 from jaxpaged.core.sampling_params import SamplingParams, StructuredOutputs
 from jaxpaged.errors import InvalidRequestError
 
+pytestmark = pytest.mark.usefixtures("frozen_heap")  # times are taken
+
 
 def test_defaults_are_valid_and_ask_for_nothing_special():
     params = SamplingParams()
@@ -85,10 +87,10 @@ def test_nonsense_is_refused_by_name(name, value):
 )
 def test_no_request_fans_out_to_a_million(options):
     """S13: refused by size, before anything is built from it."""
-    begin = time.perf_counter()
+    begin = time.thread_time()
     with pytest.raises(InvalidRequestError) as error:
         SamplingParams(**options)
-    assert len(str(error.value)) < 300 and time.perf_counter() - begin < 0.1
+    assert len(str(error.value)) < 300 and time.thread_time() - begin < 0.1
 
 
 @pytest.mark.parametrize(

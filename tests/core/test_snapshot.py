@@ -4,6 +4,7 @@ import time
 from collections import Counter
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -127,6 +128,7 @@ def test_the_map_is_as_wide_as_it_must_be() -> None:
     assert blocks[-2:] == b"\x00\x00" and blocks[508:510] == (256).to_bytes(2, "little")
 
 
+@pytest.mark.usefixtures("frozen_heap")
 def test_large_pools_are_quick() -> None:
     """100,000 blocks, all in use, a prefix of them shared by 256 requests."""
     shared, own = list(range(1, 65)), list(range(65, 100_001))

@@ -18,6 +18,8 @@ from tests import tiny_tokenizers
 from tests.engine.playing import EOS, LONG, TOKENIZER, collect, fake, play
 from tests.waiting import until
 
+pytestmark = pytest.mark.usefixtures("frozen_heap")  # times are taken
+
 
 def test_a_request_streams_deltas() -> None:
     def kind(output_kind: str) -> SamplingParams:

@@ -15,6 +15,8 @@ from jaxpaged.engine.output import logprob_arrays
 from jaxpaged.engine.output_processor import OutputProcessor
 from tests.engine.outputs import MODES, TOKENIZER, engine_for, joined, run
 
+pytestmark = pytest.mark.usefixtures("frozen_heap")  # times are taken
+
 
 def test_given_tokens_keep_their_order_and_ranks() -> None:
     (output,) = run(engine_for([5]), "final", max_tokens=1, logprobs=0, logprob_token_ids=[9, 8])

@@ -130,7 +130,7 @@ def test_tokenizing_is_off_the_event_loop() -> None:
             return super().encode(text, add_special_tokens=add_special_tokens)
 
     async def main() -> None:
-        tokenizer = Watched(TOKENIZER.hf, byte_level=True, chat_template=TOKENIZER.chat_template)
+        tokenizer = Watched(TOKENIZER.hf, byte_level=True)
         llm = AsyncLLM(InProcessClient(fake(), tokenizer), tokenizer)
         await collect(llm, "x")
         ids = await llm.render_chat([{"role": "user", "content": "hi"}])

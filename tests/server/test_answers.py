@@ -19,6 +19,8 @@ from jaxpaged.core.step import NONE_ALLOWED, NOT_FINITE
 from server.answers import encoded
 from tests.server.conftest import LiveServer, wait_for
 
+pytestmark = pytest.mark.usefixtures("frozen_heap")  # times are taken
+
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 PROMPTS: dict[str, dict[str, Any]] = {
     COMPLETIONS: {"prompt": "x"},

@@ -18,6 +18,8 @@ from tests.server.conftest import LiveServer
 from tests.server.raw_http import answer, ask, connect, head, posted
 from tests.waiting import wait_for
 
+pytestmark = pytest.mark.usefixtures("frozen_heap")  # times are taken
+
 COMPLETIONS = "/v1/completions"
 CHUNKED = ("Content-Type: application/json", "Transfer-Encoding: chunked")
 

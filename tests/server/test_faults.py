@@ -18,6 +18,8 @@ from server.protocol.completions import CompletionRequest
 from server.protocol.embeddings import EmbeddingRequest
 from server.protocol.tokenize import DetokenizeRequest, TokenizeRequest
 
+pytestmark = pytest.mark.usefixtures("frozen_heap")  # times are taken
+
 BODIES = (ChatCompletionRequest, CompletionRequest, EmbeddingRequest, TokenizeRequest, DetokenizeRequest)
 HELLO = [{"role": "user", "content": "x"}]
 KEYS = {f"k{i}": 1 for i in range(200_000)}

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import time
-from collections.abc import Iterator
 
 import pydantic_core
 import pytest
@@ -16,6 +14,8 @@ from server.config import ServerConfig
 from server.convert import MAX_SEQUENCES
 from server.protocol import completions, embeddings
 from tests.memory import takes_at_most
+
+pytestmark = pytest.mark.usefixtures("frozen_heap")  # times are taken
 
 MILLION = 10**6
 X = {"prompt": "x"}
@@ -59,15 +59,6 @@ CASES = [
     (CHAT, "tools", {**HELLO, "tools": [{}] * 250_000}),
     (COMPLETIONS, "x0", {**X, **{f"x{i}": 1 for i in range(200_000)}}),
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def frozen_heap() -> Iterator[None]:
-    """As in a server: collections of garbage do not look at what was there before, here what other tests have left."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.mark.parametrize(

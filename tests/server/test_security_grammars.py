@@ -23,6 +23,8 @@ from tests.memory import resident
 from tests.server.conftest import LiveServer
 from tests.text.hostile_grammars import HOSTILE
 
+pytestmark = pytest.mark.usefixtures("frozen_heap")  # times are taken
+
 COMPLETIONS, CHAT, TOKENIZE = "/v1/completions", "/v1/chat/completions", "/tokenize"
 HELLO = [{"role": "user", "content": "x"}]
 

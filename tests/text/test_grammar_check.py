@@ -19,6 +19,8 @@ from tests.memory import resident
 from tests.text.grammars import BYTE_LEVEL, EOS, HEAD, allowed, feed
 from tests.text.hostile_grammars import HOSTILE, multiples
 
+pytestmark = pytest.mark.usefixtures("frozen_heap")  # times are taken
+
 
 class Heart:
     """A thread beside the work, and for how long the work kept it from running.

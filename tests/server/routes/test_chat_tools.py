@@ -175,9 +175,9 @@ def test_a_stop_string_ends_a_call(live, says) -> None:
 
 def test_markers_that_are_control_tokens_reach_the_parser(start) -> None:
     """They are never shown, even where they begin no call."""
-    hf = tiny_tokenizers.byte_level().hf
+    hf = tiny_tokenizers.byte_level(chat_template=TEMPLATE).hf
     hf.add_special_tokens({"additional_special_tokens": ["<|python_tag|>"]})
-    tokenizer = tiny_tokenizers.TinyTokenizer(hf, byte_level=True, chat_template=TEMPLATE)
+    tokenizer = tiny_tokenizers.TinyTokenizer(hf, byte_level=True)
     tag = tokenizer.id("<|python_tag|>")
     server = start(tokenizer, tool_call_parser="llama3_json")
     call = '{"name": "get_weather", "parameters": {"city": "Rome"}}'
