@@ -10,7 +10,8 @@ first took, by their number, in the same run. Medians of a point's runs are draw
 
 Engines take turns as in `benchmarks.peers`: at each point one run each, while the others are stopped. While `--minutes`
 last, each point is measured once, the smallest first, then whichever has had the least time. An engine that took longer
-than `--longest` seconds on a point is not asked for larger ones of that curve. The pictures are written beside the
+than `--longest` seconds on a point is not asked for larger ones of that curve. A point's first run, in which an engine
+may run programs for the first time, counts only where there is no time for another. The pictures are written beside the
 record: `scaling-light.png` and `scaling-dark.png`.
 """
 
@@ -82,14 +83,14 @@ def measure(
                 ended.add((peer.name, point.curve))
         took = ", ".join(f"{name} {runs[-1]['seconds']:.2f} s" for name, runs in point.runs.items())
         print(f"  {point.job}: {took}", flush=True)
-        if point.times == times or point.times >= args.repeat:  # nobody is left for it, or it is done
+        if point.times == times or point.times > args.repeat:  # nobody is left for it, or it is done
             left.remove(point)
 
 
 def rows(peers: Sequence[Peer], measured: Sequence[Point]) -> list[dict[str, Any]]:
-    """One row an engine and point."""
+    """One row an engine and point, of its runs after the first if there are any."""
     return [
-        {"curve": point.curve, **peer_group.row(peer, point.job, point.runs[peer.name])}
+        {"curve": point.curve, **peer_group.row(peer, point.job, point.runs[peer.name][1:] or point.runs[peer.name])}
         for peer in peers
         for point in measured
         if peer.name in point.runs
@@ -112,7 +113,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--short", type=int, default=16, help="tokens in and out of each of those requests")
     parser.add_argument("--tokens", type=int, nargs="+", default=[16, 64, 128, 256, 512, 1024, 2048, 4096, 8128])
     parser.add_argument("--steps", type=int, default=32, help="steps that are timed after such a prompt")
-    parser.add_argument("--repeat", type=int, default=5, help="most runs of a point; medians are drawn")
+    parser.add_argument("--repeat", type=int, default=5, help="most runs of a point after its first; medians are drawn")
     parser.add_argument("--minutes", type=float, default=6.0, help="time for all of it, without starting the engines")
     parser.add_argument("--longest", type=float, default=30.0, metavar="S", help="seconds after which a curve ends")
     parser.add_argument("--draw", type=Path, metavar="JSON", help="draw this record, and measure nothing")

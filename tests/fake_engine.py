@@ -92,6 +92,7 @@ class FakeEngine:
         self.warm_programs, self.cold_programs = {"forward, by tokens": [1, 8]}, {"pooling, by tokens": [8]}
         self.hidden_size, self.pooling = HIDDEN_SIZE, "last"
         self.num_resets = 0
+        self.idle_work = self.num_idle = 0
         self.profile: str | None = None
         self.counts = {"num_steps": 0, "num_prompt_tokens": 0, "num_generated_tokens": 0, "schedule_seconds": 0.0}
 
@@ -109,6 +110,11 @@ class FakeEngine:
             num_compilations=self.num_compilations,
             **self.counts,  # type: ignore[arg-type]
         )
+
+    def use_idle_time(self) -> bool:
+        assert not self.live
+        self.num_idle += 1
+        return self.num_idle < self.idle_work
 
     def reset_prefix_cache(self) -> None:
         self.num_resets += 1

@@ -198,6 +198,10 @@ class Runner:
         self._warm_up = WarmUp(self, gradually=gradually)
         return self._warm_up
 
+    def use_idle_time(self) -> bool:
+        """Runs a bucket for the first time, on padding, if any is left to be; see `WarmUp.use_one`."""
+        return self._warm_up is not None and self._warm_up.use_one(self)
+
     def bucket_programs(self, buckets: Sequence[Bucket]) -> list[Callable[[], Any]]:
         """What compiles each program that steps of these buckets need; the slowest first."""
         needed = self._forwards.needed(buckets, self._pool)

@@ -1,4 +1,4 @@
-"""Compiles the programs of a runner before requests need them."""
+"""Compiles the programs of a runner before requests need them, and runs them for the first time."""
 
 from __future__ import annotations
 
@@ -45,6 +45,7 @@ class WarmUp:
 
     Attributes:
       unready: buckets that a thread is about to compile the programs of, in its order.
+      unused: buckets that have not run on padding, in that order.
     """
 
     def __init__(self, runner: Warmable, *, gradually: bool = False):
@@ -54,7 +55,9 @@ class WarmUp:
         small_first = itertools.chain(*itertools.zip_longest(buckets.decode, buckets.mixed))
         # Before those that save padding: whole steps of prompts, and any number of decodes.
         in_order = dict.fromkeys((buckets.mixed[-1], buckets.decode[-1], *small_first))
-        self.unready = tuple(bucket for bucket in in_order if bucket and bucket not in self._awaited)
+        self.unused = tuple(bucket for bucket in in_order if bucket)
+        self.unready = tuple(bucket for bucket in self.unused if bucket not in self._awaited)
+        self._goes_on = False
         needed = [*runner.bucket_programs(self._awaited), *runner.other_programs()]
         # XLA compiles outside the GIL: two at a time halve the wait, more would only contend for memory.
         self._pool = concurrent.futures.ThreadPoolExecutor(2, thread_name_prefix="jaxpaged-warm-up")
@@ -81,12 +84,28 @@ class WarmUp:
                     progress(done, len(self._pending))
         (runner, self._runner), self._pending = (self._runner, None), []
         assert runner is not None, "finished twice"
-        if jax.default_backend() != "cpu":  # where the first run takes what later ones do not
-            runner.run_padding(self._awaited)
+        if jax.default_backend() != "cpu":  # where it is by far the most that a first run takes
+            self._use(runner, self._awaited)
         if self.unready:
+            self._goes_on = True
             thread = threading.Timer(_PAUSE, self._go_on, (runner,))
             thread.name, thread.daemon = "jaxpaged-warm-up", True
             thread.start()
+
+    def use_one(self, runner: Warmable) -> bool:
+        """Runs a bucket that is compiled and has not run on padding; to be called while no request is there.
+
+        A first run takes what later ones do not: a GPU loads the code, XLA:CPU plans each product (half a second a
+        program of 30 layers). Returns whether any are left, if only such as are being compiled.
+        """
+        more = self._goes_on
+        ready = [bucket for bucket in self.unused if bucket not in self.unready]
+        self._use(runner, ready[:1])
+        return more or len(ready) > 1
+
+    def _use(self, runner: Warmable, buckets: Sequence[Bucket]) -> None:
+        runner.run_padding(buckets)
+        self.unused = tuple(bucket for bucket in self.unused if bucket not in buckets)
 
     def _go_on(self, runner: Warmable) -> None:
         """Compiles the programs of buckets that are not ready, one after the other. Without one the engine can do."""
@@ -100,6 +119,7 @@ class WarmUp:
                 logger.exception("the programs of %s cannot be compiled; others are used instead", bucket)
             else:
                 self.unready = tuple(other for other in self.unready if other != bucket)
+        self._goes_on = False
 
 
 def cold_programs(buckets: BucketTable, warm: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:

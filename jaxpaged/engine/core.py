@@ -23,6 +23,9 @@ logger = logging.getLogger(__name__)
 CALLS = frozenset({"reset_prefix_cache", "snapshot", "start_profile", "stop_profile"})
 """Methods of the engine that may be called by name."""
 
+IDLE_SECONDS = 1.0
+"""How long nothing comes before the engine uses the time."""
+
 PING = "ping"
 """The call that only wants an answer."""
 
@@ -42,6 +45,7 @@ class EngineCore:
         self._lock = threading.Lock()  # so that an abort comes either before or after what waits for a grammar is added
         self._compiling: set[str] = set()  # requests that wait for their grammar
         self._stopped = False
+        self._idle_work = True  # whether there may be any
 
     def prepare(self) -> None:
         """Builds what all grammars share, meanwhile: later it would hold up running requests."""
@@ -124,16 +128,25 @@ class EngineCore:
 
     def _take_messages(self) -> bool:
         """Does what the front asked for; waits for it if there is nothing else to do. False: stop."""
-        block = not self._engine.has_work
+        idle = not self._engine.has_work
         while True:
             try:
-                message = self._inbox.get(block=block)
+                message = self._wait() if idle else self._inbox.get_nowait()
             except queue.Empty:
                 return True
             if message is None:
                 return False
             self._handle(message)
-            block = False
+            idle = False
+
+    def _wait(self) -> Request | Abort | Call | None:
+        """The next message, whenever it comes. Each second without one is used."""
+        while self._idle_work:
+            try:
+                return self._inbox.get(timeout=IDLE_SECONDS)
+            except queue.Empty:
+                self._idle_work = self._engine.use_idle_time()
+        return self._inbox.get()
 
     def _handle(self, message: Request | Abort | Call) -> None:
         if isinstance(message, Request):

@@ -232,6 +232,15 @@ class Engine:
             self.scheduler.reset_prefix_cache()
             raise
 
+    def use_idle_time(self) -> bool:
+        """Does, while there is no request, what makes later steps quicker: a second of it at most, as a rule.
+
+        Returns: whether there is more to do, now or later.
+        """
+        assert not self.has_work
+        with interrupts_held():
+            return self.runner.use_idle_time()
+
     def _step(self) -> list[RequestUpdate]:
         ahead = self._in_flight
         if ahead is not None and ahead.step.num_steps > 1:  # where its rows go on is known only then

@@ -45,12 +45,27 @@ def measured(clock: Clock, fakes: list[FakePeer], flags: str) -> list[dict[str, 
 def test_every_point_is_measured_and_cheap_ones_again_while_there_is_time() -> None:
     clock = Clock()
     fakes = [FakePeer("jaxpaged", clock.seconds()), FakePeer("vllm", clock.seconds())]
-    # One round is 2 * (16 + 64 + 27 + 75) = 364 s; 60 more are two more of the smallest point, or one of the next.
-    rows = measured(clock, fakes, f"--minutes {424 / 60} --longest 1000")
+    # One round is 2 * (16 + 64 + 27 + 75) = 364 s; 120 more are two more of the smallest point and one of the next.
+    rows = measured(clock, fakes, f"--minutes {484 / 60} --longest 1000")
     times = {row["job"]: len(row["seconds"]) for row in rows if row["engine"] == "vllm"}
     assert times == {"1x8+8": 2, "4x8+8": 1, "1x16+11": 1, "1x64+11": 1}
-    assert clock.now <= 424
+    assert clock.now == 364 + 2 * 32 + 54, "the first runs were not counted where there are others"
     assert [row["job"] for row in rows if row["curve"] == "requests"] == ["1x8+8", "4x8+8"] * 2
+
+
+@pytest.mark.parametrize(("minutes", "counted"), [(10_000, [16, 64, 27, 75]), (33, [16, 640, 270, 750])])
+def test_a_first_run_counts_only_where_it_is_the_only_one(minutes: float, counted: list[float]) -> None:
+    """An engine takes ten times as long for its first run of each point: 1,820 s for all of them."""
+    clock, seen = Clock(), set()
+
+    def run(work: Mapping[str, Any]) -> float:
+        point = work["num_prompts"], work["own_len"]
+        factor = 1.0 if point in seen else 10.0
+        seen.add(point)
+        return clock.seconds(factor)(work)
+
+    rows = measured(clock, [FakePeer("vllm", run)], f"--minutes {minutes} --longest 1000")
+    assert [set(row["seconds"]) for row in rows] == [{seconds} for seconds in counted]
 
 
 def test_no_point_is_measured_more_often_than_asked() -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from jaxpaged.core.step import Swap
+from jaxpaged.device.compilation import compilations
 from tests.device.by_hand import BLOCK, MAX_LEN, VOCAB, dense_logprobs, make_request, make_step, prompt
 
 PER_ROW = MAX_LEN // BLOCK
@@ -115,6 +116,20 @@ def test_swapped_and_copied_blocks_hold_the_same_context(runner):
     a, b, c, d = range(2 * PER_ROW + 1, 2 * PER_ROW + 5)
     step = make_step([(request, 2 * BLOCK, 3)], swap_in=[Swap(1, [a, b])], copies=[(a, c), (b, d)])
     step.admissions[0].block_ids = [c, d, d + 1]
+    assert runner.collect(runner.launch(step)).token_ids == [[dense_logprobs(runner, ids)[-1].argmax()]]
+
+
+def test_idle_time_changes_nothing(runner):
+    """What runs on padding meanwhile leaves pages and slots as they are, and compiles nothing."""
+    ids, programs = prompt(2 * BLOCK + 3), runner.num_programs
+    request = make_request(runner, ids)
+    runner.collect(runner.launch(make_step([(request, 0, 2 * BLOCK)])))
+    before, rounds = compilations.count, 1
+    while runner.use_idle_time():
+        rounds += 1
+    assert rounds == len(runner.buckets.all) and not runner.use_idle_time()
+    assert (runner.num_programs, compilations.count) == (programs, before)
+    step = make_step([(request, 2 * BLOCK, 3)], admit=False)
     assert runner.collect(runner.launch(step)).token_ids == [[dense_logprobs(runner, ids)[-1].argmax()]]
 
 

@@ -96,6 +96,35 @@ def test_a_bucket_that_cannot_be_compiled_is_never_used(threads):
     assert BUCKETS.decode[0] in parts.compiled
 
 
+def test_what_is_compiled_runs_on_padding_while_nobody_asks(threads):
+    """Once each. As long as a thread compiles there may be more, but what it could not compile is not waited for."""
+    parts = Parts()
+    warming = WarmUp(parts, gradually=True)
+    warming.finish()
+    small, middle, large = BUCKETS.mixed
+    assert warming.use_one(parts) and parts.padded == [middle], "the one that is compiled"
+    assert warming.use_one(parts) and parts.padded == [middle], "a thread goes on"
+
+    def look(bucket: Bucket) -> None:
+        if bucket == small:
+            raise MemoryError
+
+    parts.look = look
+    threads[0]()
+    while warming.use_one(parts):
+        pass
+    assert parts.padded == [middle, large, BUCKETS.decode[-1], BUCKETS.decode[0]] and warming.unused == (small,)
+    assert not warming.use_one(parts) and len(parts.padded) == 4
+
+
+def test_all_at_once_leaves_all_of_it_to_idle_time(threads):
+    parts = Parts()
+    warming = WarmUp(parts)
+    warming.finish()
+    assert [warming.use_one(parts) for _ in BUCKETS.all] == [True] * 4 + [False]
+    assert sorted(parts.padded) == sorted(BUCKETS.all)
+
+
 def test_it_lets_go_of_the_runner(threads):
     """Else weights and pool would stay until a garbage collection."""
     parts = Parts()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from jaxpaged.engine.messages import Abort, AddRequest, Answer, Call, Refused, U
 from jaxpaged.text.grammar import GrammarCompiler
 from tests.fake_engine import FakeEngine
 from tests.scripted_core import EOS, TOKENIZER
+from tests.waiting import wait_for
 
 GRAMMAR = SamplingParams(structured_outputs=StructuredOutputs(regex="abc"))
 
@@ -103,6 +105,22 @@ def test_stats_come_when_nothing_steps(running) -> None:
     assert message.updates == [] and message.stats.num_used_blocks == 0
     with pytest.raises(queue.Empty):
         running.sent.get(timeout=0.05)
+
+
+def test_idle_time_is_used_until_nothing_is_left_to_do(running, monkeypatch) -> None:
+    """Not while a request runs, and not at once: most idle times are a client's way to its next request."""
+    engine = running.engine
+    engine.idle_work, engine.script, engine.delay = 3, [5], 0.001
+    running.add(params=SamplingParams(max_tokens=400))
+    monkeypatch.setattr("jaxpaged.engine.core.IDLE_SECONDS", 0.01)
+    while not running.next().updates[-1].finish_reason:
+        assert not engine.num_idle
+    wait_for(lambda: engine.num_idle == 3)
+    running.add()
+    assert running.next().updates
+    running.called()
+    time.sleep(0.1)
+    assert engine.num_idle == 3
 
 
 def test_what_is_refused_says_why_and_disturbs_nobody(running) -> None:
