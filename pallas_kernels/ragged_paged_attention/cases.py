@@ -198,6 +198,10 @@ CASES: dict[str, Case] = {
             *((i, 29, 80) for i in range(30, 33)),
         ),
     ),
+    "decode_one": Case(rows=((1, 300),), decode_only=True),
+    "decode_one_with_window_and_sinks": Case(
+        rows=((1, 300),), page_size=128, sliding_window=130, soft_cap=20.0, sinks=True, pool_dtype="bfloat16"
+    ),
     "decode_shared_with_window": replace(
         _DECODES,
         rows=tuple((1, 150 + i) for i in range(14)),
