@@ -26,6 +26,7 @@ _RANGES = (
     ("max_logprobs", -1, _INT32),
     ("max_num_queued_requests", 1, _INT32),
     ("tensor_parallel_size", 1, _INT32),
+    ("seed", -(2**63), 2**63 - 1),
 )
 
 
@@ -115,6 +116,9 @@ class EngineConfig:
         _one_of("logprobs_mode", self.logprobs_mode, ("raw_logprobs", "processed_logprobs"))
         _one_of("scheduling_policy", self.scheduling_policy, POLICIES)
         _one_of("attention_implementation", self.attention_implementation, (None, *IMPLEMENTATIONS))
+        for field in dataclasses.fields(self):
+            if field.type == "bool" and not isinstance(getattr(self, field.name), bool):
+                raise ConfigError(f"{field.name}={getattr(self, field.name)!r} must be True or False")
         for name, low, high in _RANGES:
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < low):
@@ -132,12 +136,17 @@ class EngineConfig:
             raise ConfigError(f"max_decode_steps={self.max_decode_steps} must be at most block_size={self.block_size}")
         if self.strict and not self.warmup:
             raise ConfigError("strict=True needs warmup=True: without warm-up every program compiles while serving")
-        for name, high in (("ageing", 1e9), ("swap_space", 1e6), ("max_decode_seconds", 1e6)):
+        limits = {"ageing": 1e9, "swap_space": 1e6, "max_decode_seconds": 1e6, "gpu_memory_utilization": 1.0}
+        for name, high in limits.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 <= value <= high:
                 raise ConfigError(f"{name}={value!r} must be a number from 0 to {high:g}")
-        if not 0.0 < self.gpu_memory_utilization <= 1.0:
-            raise ConfigError(f"gpu_memory_utilization={self.gpu_memory_utilization!r} must be in (0, 1]")
+        if not self.gpu_memory_utilization:
+            raise ConfigError("gpu_memory_utilization=0 leaves no memory for weights")
+        if not isinstance(self.logits_processors, (tuple, list)):
+            raise ConfigError(f"logits_processors={self.logits_processors!r} must be a list")
+        if self.scheduling_key is not None and not callable(self.scheduling_key):
+            raise ConfigError(f"scheduling_key={self.scheduling_key!r} must be a function of a request")
 
 
 def engine_config(model: str, **options: Any) -> EngineConfig:

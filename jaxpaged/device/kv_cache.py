@@ -87,19 +87,26 @@ def num_pages(config: EngineConfig, model: CacheShape, *, step_bytes: int) -> in
       step_bytes: temporaries of the largest step, from the compiler.
 
     Raises:
-      ConfigError: not even one sequence of `max_model_len` fits; a size set by hand may be smaller.
+      ConfigError: not even one sequence of `max_model_len` fits, where it is not `num_kv_blocks` that says so; or the
+        machine does not have the memory.
     """
-    if config.num_kv_blocks is not None:
-        return config.num_kv_blocks + 1
     assert config.max_model_len is not None and config.max_num_seqs is not None
+    page = page_bytes(model, config.block_size, config.kv_cache_dtype)
     per_sequence = -(-config.max_model_len // config.block_size)
-    most = per_sequence * config.max_num_seqs + 1
-    pages = min(_room(config, model, step_bytes), most)
-    if pages < per_sequence + 1:
-        raise ConfigError(
-            f"the KV cache has room for {pages} blocks of {config.block_size} tokens, but one sequence of "
-            f"max_model_len={config.max_model_len} needs {per_sequence + 1}: lower max_model_len or give kv_cache_bytes"
-        )
+    if config.num_kv_blocks is not None:
+        asked, pages = f"num_kv_blocks={config.num_kv_blocks}", config.num_kv_blocks + 1
+    else:
+        given = config.kv_cache_bytes is not None
+        asked = f"kv_cache_bytes={config.kv_cache_bytes}" if given else "the memory left for the KV cache"
+        pages = min(_room(config, model, step_bytes), per_sequence * config.max_num_seqs + 1)
+        if pages < per_sequence + 1:
+            raise ConfigError(
+                f"{asked} holds {max(pages, 0)} blocks of {page} bytes, but one sequence of "
+                f"max_model_len={config.max_model_len} needs {per_sequence + 1}, of which one is scratch: "
+                f"give {'more' if given else 'kv_cache_bytes'} or lower max_model_len"
+            )
+    if (memory := _memory_bytes()) is not None and pages * page > memory:
+        raise ConfigError(f"{asked} makes a KV cache of {pages * page} bytes; the memory has {memory}")
     return pages
 
 
@@ -120,13 +127,20 @@ def _room(config: EngineConfig, model: CacheShape, step_bytes: int) -> int:
     return pages - pages % _GRANULE if pages > _GRANULE else pages
 
 
-def _free_bytes(config: EngineConfig, step_bytes: int) -> int:
-    """Device memory left for the pool."""
+def _memory_bytes() -> int | None:
+    """All memory of the device, or of the machine if it is a CPU; None if it does not tell."""
     device = jax.devices()[0]
     if device.platform == "cpu":
-        host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        return min(CPU_POOL_BYTES, host // 4)  # its temporaries come from the rest
-    stats = device.memory_stats() or {}
-    if "bytes_limit" not in stats:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return (device.memory_stats() or {}).get("bytes_limit")
+
+
+def _free_bytes(config: EngineConfig, step_bytes: int) -> int:
+    """Device memory left for the pool."""
+    device, memory = jax.devices()[0], _memory_bytes()
+    if memory is None:
         raise ConfigError(f"device {device} does not tell its memory: give kv_cache_bytes or num_kv_blocks")
-    return int(stats["bytes_limit"] * config.gpu_memory_utilization) - stats["bytes_in_use"] - step_bytes
+    if device.platform == "cpu":
+        return min(CPU_POOL_BYTES, memory // 4)  # its temporaries come from the rest
+    in_use = device.memory_stats()["bytes_in_use"]
+    return int(memory * config.gpu_memory_utilization) - in_use - step_bytes

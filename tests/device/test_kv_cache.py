@@ -59,6 +59,17 @@ def test_the_longest_sequence_that_fits():
     assert kv_cache.longest_sequence(EngineConfig(num_kv_blocks=10), Model()) == 160
 
 
-def test_too_small_for_one_sequence_says_by_how_much():
-    with pytest.raises(ConfigError, match=r"room for 40 blocks.*needs 65"):
+def test_too_small_for_one_sequence_says_by_how_much(monkeypatch):
+    given = rf"kv_cache_bytes={40 * PAGE_BYTES} holds 40 blocks of {PAGE_BYTES} bytes.*needs 65.*give more"
+    with pytest.raises(ConfigError, match=given):
         pages(kv_cache_bytes=40 * PAGE_BYTES)
+    monkeypatch.setattr(kv_cache, "CPU_POOL_BYTES", 10 * PAGE_BYTES)
+    with pytest.raises(ConfigError, match=r"the memory left for the KV cache holds 10 blocks.*give kv_cache_bytes"):
+        pages()
+
+
+@pytest.mark.parametrize("options", [{"num_kv_blocks": 2**31 - 1}, {"kv_cache_bytes": 2**50, "max_num_seqs": 2**16}])
+def test_larger_than_the_memory_is_refused_before_weights_are_read(options):
+    ((name, value),) = list(options.items())[:1]
+    with pytest.raises(ConfigError, match=rf"{name}={value} makes a KV cache of \d+ bytes; the memory has \d+"):
+        pages(max_model_len=2**20, **options)
