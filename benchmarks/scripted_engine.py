@@ -122,6 +122,9 @@ class ScriptedEngine:
         self._live.pop(request_id, None)
         return []
 
+    def use_idle_time(self) -> bool:
+        return False
+
     def step(self) -> list[RequestUpdate]:
         now = time.monotonic()
         if self._pace:

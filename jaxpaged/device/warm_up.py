@@ -8,6 +8,7 @@ import itertools
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -20,6 +21,8 @@ logger = logging.getLogger(__name__)
 # Of the thread that compiles while the engine serves: seconds that it leaves to the first request, which often comes at
 # once, and its niceness.
 _PAUSE, _NICE = 2.0, 10
+# Seconds that a request may have to wait for a run on padding. Where a bucket takes more, larger ones do not run so.
+_LONGEST = 2.0
 
 Progress = Callable[[int, int], None]  # (done, total)
 
@@ -45,7 +48,7 @@ class WarmUp:
 
     Attributes:
       unready: buckets that a thread is about to compile the programs of, in its order.
-      unused: buckets that have not run on padding, in that order.
+      unused: buckets that are to run on padding, smallest first.
     """
 
     def __init__(self, runner: Warmable, *, gradually: bool = False):
@@ -55,8 +58,8 @@ class WarmUp:
         small_first = itertools.chain(*itertools.zip_longest(buckets.decode, buckets.mixed))
         # Before those that save padding: whole steps of prompts, and any number of decodes.
         in_order = dict.fromkeys((buckets.mixed[-1], buckets.decode[-1], *small_first))
-        self.unused = tuple(bucket for bucket in in_order if bucket)
-        self.unready = tuple(bucket for bucket in self.unused if bucket not in self._awaited)
+        self.unused = tuple(sorted(buckets.all))
+        self.unready = tuple(bucket for bucket in in_order if bucket and bucket not in self._awaited)
         self._goes_on = False
         needed = [*runner.bucket_programs(self._awaited), *runner.other_programs()]
         # XLA compiles outside the GIL: two at a time halve the wait, more would only contend for memory.
@@ -93,15 +96,20 @@ class WarmUp:
             thread.start()
 
     def use_one(self, runner: Warmable) -> bool:
-        """Runs a bucket that is compiled and has not run on padding; to be called while no request is there.
+        """Runs the smallest bucket that has not run, on padding; to be called while no request is there.
 
         A first run takes what later ones do not: a GPU loads the code, XLA:CPU plans each product (half a second a
         program of 30 layers). Returns whether any are left, if only such as are being compiled.
         """
-        more = self._goes_on
-        ready = [bucket for bucket in self.unused if bucket not in self.unready]
-        self._use(runner, ready[:1])
-        return more or len(ready) > 1
+        going_on, unready = self._goes_on, self.unready
+        left = [bucket for bucket in self.unused if going_on or bucket not in unready]
+        if not left or left[0] in unready:
+            return bool(left)
+        begin = time.monotonic()
+        self._use(runner, left[:1])
+        if time.monotonic() - begin > _LONGEST:
+            self.unused = ()
+        return bool(self.unused) and len(left) > 1
 
     def _use(self, runner: Warmable, buckets: Sequence[Bucket]) -> None:
         runner.run_padding(buckets)

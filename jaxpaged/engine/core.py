@@ -24,7 +24,7 @@ CALLS = frozenset({"reset_prefix_cache", "snapshot", "start_profile", "stop_prof
 """Methods of the engine that may be called by name."""
 
 IDLE_SECONDS = 1.0
-"""How long nothing comes before the engine uses the time."""
+"""How long there is nothing to compute before the engine uses the time."""
 
 PING = "ping"
 """The call that only wants an answer."""
@@ -45,7 +45,7 @@ class EngineCore:
         self._lock = threading.Lock()  # so that an abort comes either before or after what waits for a grammar is added
         self._compiling: set[str] = set()  # requests that wait for their grammar
         self._stopped = False
-        self._idle_work = True  # whether there may be any
+        self._idle_work, self._idle_since = True, time.monotonic()  # whether there may be any
 
     def prepare(self) -> None:
         """Builds what all grammars share, meanwhile: later it would hold up running requests."""
@@ -72,8 +72,12 @@ class EngineCore:
     def run(self) -> None:
         """The busy loop: until `stop`, or until the engine fails, with what it raises."""
         while self._take_messages():
-            updates = self._engine.step() if self._engine.has_work else []
-            self._send(Updates(updates, self._engine.stats, time.monotonic()))
+            steps = self._engine.has_work
+            updates = self._engine.step() if steps else []
+            now = time.monotonic()
+            if steps:
+                self._idle_since = now
+            self._send(Updates(updates, self._engine.stats, now))
 
     def stop(self) -> None:
         """Ends `run` after the present step, and the compiling of grammars at once."""
@@ -140,12 +144,14 @@ class EngineCore:
             idle = False
 
     def _wait(self) -> Request | Abort | Call | None:
-        """The next message, whenever it comes. Each second without one is used."""
+        """The next message, whenever it comes. Each second without a step is used, whoever asks for news meanwhile."""
         while self._idle_work:
+            left = self._idle_since + IDLE_SECONDS - time.monotonic()
             try:
-                return self._inbox.get(timeout=IDLE_SECONDS)
+                return self._inbox.get(timeout=max(0.0, left))
             except queue.Empty:
                 self._idle_work = self._engine.use_idle_time()
+                self._idle_since = time.monotonic()
         return self._inbox.get()
 
     def _handle(self, message: Request | Abort | Call) -> None:

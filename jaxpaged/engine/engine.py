@@ -233,7 +233,7 @@ class Engine:
             raise
 
     def use_idle_time(self) -> bool:
-        """Does, while there is no request, what makes later steps quicker: a second of it at most, as a rule.
+        """Does, while there is no request, a piece of what makes later steps quicker. It may take a second.
 
         Returns: whether there is more to do, now or later.
         """

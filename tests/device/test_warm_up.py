@@ -97,23 +97,24 @@ def test_a_bucket_that_cannot_be_compiled_is_never_used(threads):
 
 
 def test_what_is_compiled_runs_on_padding_while_nobody_asks(threads):
-    """Once each. As long as a thread compiles there may be more, but what it could not compile is not waited for."""
+    """Each once, smallest first, as they are compiled; what cannot be compiled is not waited for."""
     parts = Parts()
     warming = WarmUp(parts, gradually=True)
     warming.finish()
     small, middle, large = BUCKETS.mixed
-    assert warming.use_one(parts) and parts.padded == [middle], "the one that is compiled"
-    assert warming.use_one(parts) and parts.padded == [middle], "a thread goes on"
 
     def look(bucket: Bucket) -> None:
+        assert warming.use_one(parts), "a thread goes on"
         if bucket == small:
             raise MemoryError
 
     parts.look = look
+    assert warming.use_one(parts) and not parts.padded, "smaller ones come"
     threads[0]()
+    assert parts.padded == BUCKETS.decode[:1], "the only one that all smaller ones were compiled of"
     while warming.use_one(parts):
         pass
-    assert parts.padded == [middle, large, BUCKETS.decode[-1], BUCKETS.decode[0]] and warming.unused == (small,)
+    assert parts.padded == [*BUCKETS.decode, middle, large]
     assert not warming.use_one(parts) and len(parts.padded) == 4
 
 
@@ -122,7 +123,17 @@ def test_all_at_once_leaves_all_of_it_to_idle_time(threads):
     warming = WarmUp(parts)
     warming.finish()
     assert [warming.use_one(parts) for _ in BUCKETS.all] == [True] * 4 + [False]
-    assert sorted(parts.padded) == sorted(BUCKETS.all)
+    assert parts.padded == sorted(BUCKETS.all)
+
+
+def test_where_a_run_takes_long_larger_ones_are_left_to_requests(threads, monkeypatch):
+    """A request that comes meanwhile waits, and so does the watchdog."""
+    parts, clock = Parts(), iter(range(0, 1000, 5))
+    warming = WarmUp(parts)
+    warming.finish()
+    monkeypatch.setattr("jaxpaged.device.warm_up.time.monotonic", lambda: next(clock))
+    assert not warming.use_one(parts) and not warming.use_one(parts)
+    assert parts.padded == [BUCKETS.decode[0]]
 
 
 def test_it_lets_go_of_the_runner(threads):

@@ -123,6 +123,20 @@ def test_idle_time_is_used_until_nothing_is_left_to_do(running, monkeypatch) -> 
     assert engine.num_idle == 3
 
 
+def test_whoever_asks_for_news_takes_no_idle_time(running, monkeypatch) -> None:
+    """A watchdog or a page may ask several times a second."""
+    running.engine.idle_work = 2
+    monkeypatch.setattr("jaxpaged.engine.core.IDLE_SECONDS", 0.05)
+    running.add()
+    running.next()
+    for _ in range(100):
+        running.called()
+        time.sleep(0.01)
+        if running.engine.num_idle == 2:
+            return
+    raise AssertionError("no time was left")
+
+
 def test_what_is_refused_says_why_and_disturbs_nobody(running) -> None:
     running.add("empty", prompt=())
     running.add("outside", prompt=(10**6,))
