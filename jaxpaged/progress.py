@@ -19,9 +19,12 @@ class _Stage(NamedTuple):
     scaled: bool  # B to MB
     format: str
 
-    def amount(self, count: int) -> str:
-        """`count` units, in words."""
-        return f"{tqdm.format_sizeof(count)}{self.unit}" if self.scaled else f"{count} {self.unit}s"
+    def amount(self, total: int, done: int | None = None) -> str:
+        """`total` units, or `done` of them, in words."""
+        if not self.scaled:
+            return f"{total} {self.unit}s" if done is None else f"{done} of {total} {self.unit}s"
+        size = f"{tqdm.format_sizeof(total)}{self.unit}"
+        return size if done is None else f"{tqdm.format_sizeof(done)}{self.unit} of {size}"
 
 
 _PLAIN = "{l_bar}{bar}| {n_fmt}/{total_fmt} [{elapsed}]"  # no time left: the last programs take the longest
@@ -104,7 +107,7 @@ class ProgressBars:
             print(f"{told.title}: done after {now - self._started[stage]:.1f} s", file=sys.stderr, flush=True)
         elif now - self._logged[stage] >= _LOG_SECONDS:
             self._logged[stage] = now
-            print(f"{told.title}: {told.amount(done)} of {told.amount(total)}", file=sys.stderr, flush=True)
+            print(f"{told.title}: {told.amount(total, done)}", file=sys.stderr, flush=True)
 
 
 def _redraws() -> bool:

@@ -38,7 +38,7 @@ def test_a_log_has_a_line_at_the_start_and_end_of_each_stage(monkeypatch) -> Non
 def test_a_log_says_now_and_then_how_far_it_is(monkeypatch) -> None:
     monkeypatch.setattr("jaxpaged.progress._LOG_SECONDS", 0.0)
     lines = told(monkeypatch, io.StringIO()).splitlines()
-    assert "Loading weights: 1.50MB of 3.00MB" in lines and "Preparing programs: 12 programs of 30 programs" in lines
+    assert "Loading weights: 1.50MB of 3.00MB" in lines and "Preparing programs: 12 of 30 programs" in lines
     assert len(lines) == 5 + 2 * 10
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import threading
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -17,36 +19,51 @@ class _Overdue(BaseException):
 def within(seconds: float, function: Callable[[], T]) -> T:
     """What the function returns. It is ended between two of its bytecodes: a single long call of C goes on.
 
+    Args:
+      seconds: of the processor's time for this thread, where the system tells it: on a busy machine work may wait long.
+
     Raises:
       TimeoutError: it took longer.
     """
-    lock, thread = threading.Lock(), threading.get_ident()
-    running, sent, arrived = True, False, False
+    lock, thread, over = threading.Lock(), threading.get_ident(), threading.Event()
+    sent, arrived = False, False
+    clock = _clock(thread)
+    begin = clock()
 
-    def interrupt() -> None:
+    def watch() -> None:
         nonlocal sent
-        with lock:
-            if running:
-                sent = True
-                _raise_in(thread, ctypes.py_object(_Overdue))
+        left = seconds
+        while not over.wait(left):
+            with lock:
+                if over.is_set():
+                    return
+                left = begin + seconds - clock()
+                if left <= 0:
+                    sent = True
+                    _raise_in(thread, ctypes.py_object(_Overdue))
+                    return
 
-    timer = threading.Timer(seconds, interrupt)
-    timer.daemon = True
     try:
         try:
-            timer.start()
+            threading.Thread(target=watch, name="jaxpaged-time-limit", daemon=True).start()
             return function()
         except _Overdue:
             arrived = True
             raise
         finally:
-            with lock:
-                running = False
-            timer.cancel()
+            with lock:  # the thread, and so its clock, is there while it is held
+                over.set()
             if sent and not arrived:  # it comes now, or never: where it came may have ignored it, as `__del__` does
                 _raise_in(thread, None)
     except _Overdue:
         raise TimeoutError(f"it took longer than {seconds} s") from None
+
+
+def _clock(thread: int) -> Callable[[], float]:
+    """Seconds of a running thread; on macOS and Windows those of the wall."""
+    if not hasattr(time, "pthread_getcpuclockid"):
+        return time.monotonic
+    return functools.partial(time.clock_gettime, time.pthread_getcpuclockid(thread))
 
 
 def _raise_in(thread: int, error: ctypes.py_object | None) -> None:

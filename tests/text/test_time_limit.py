@@ -39,6 +39,17 @@ def test_what_ends_in_time_or_fails_is_left_alone() -> None:
         within(5, lambda: {}["a"])
 
 
+def test_time_in_which_others_have_the_processor_does_not_count() -> None:
+    assert within(0.1, lambda: time.sleep(0.5) or 1) == 1
+
+    def late() -> None:
+        time.sleep(0.2)
+        loop()
+
+    with pytest.raises(TimeoutError):
+        within(0.1, late)
+
+
 def test_a_limit_that_comes_at_the_end_reaches_nobody_else() -> None:
     def spin(seconds: float) -> None:
         deadline = time.monotonic() + seconds
