@@ -168,6 +168,11 @@ def in_turns(peers: Iterable[Peer], work: Mapping[str, Any], timeout: float) -> 
             peer.close()
 
 
+def counted(runs: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """An engine's runs without the first, in which programs may have run for the first time; that one if it is alone."""
+    return runs[1:] or runs
+
+
 def row(peer: Peer, job: Job, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """One engine's result on one job; medians where there are several runs.
 

@@ -10,7 +10,8 @@ not measured is stopped (SIGSTOP), so that a drift of the machine meets them all
 anything. Work: jobs, each some requests of random ids that come at once, the same for all, greedy, the end of the
 sequence ignored. `32x128+128` is 32 requests of 128 tokens in and 128 out; in `32x1024:64+128` the prompts share their
 first 1,024 tokens, and 64 more are their own. Prefix caching is on where an engine has it; nothing else repeats.
-Medians are shown. Engines that are not installed are left out and named.
+An engine's first run of a job, in which it may run programs for the first time, counts only where it took more than
+`--once` seconds, and so is the only one. Medians are shown. Engines that are not installed are left out and named.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def compare(peers: list[Peer], args: argparse.Namespace, dtype: str) -> list[dic
         runs: dict[str, list[dict[str, Any]]] = {
             peer.name: [] for peer in peers if not left_out(args, peer.name, dtype, job)
         }
-        for repetition in range(args.repeat):
+        for repetition in range(1 + args.repeat):
             turn = [peer for peer in peers if peer.name in runs and quick(runs[peer.name], args.once)]
             for peer, reply in peer_group.in_turns(turn, job.work(repetition), args.timeout):
                 runs[peer.name].append(reply)
@@ -50,7 +51,7 @@ def compare(peers: list[Peer], args: argparse.Namespace, dtype: str) -> list[dic
         rows += [
             {
                 "dtype": dtype,
-                **peer_group.row(peer, job, runs[peer.name]),
+                **peer_group.row(peer, job, peer_group.counted(runs[peer.name])),
                 "same_tokens": agreement(outputs[peer.name], next(iter(outputs.values()))),
             }
             for peer in peers
@@ -107,7 +108,8 @@ def tables(result: Mapping[str, Any]) -> str:
     where = f"{machine['cores']} cores of an {machine['cpu']} ({', '.join(machine['flags'])})"
     parts = [
         f"Model {settings['model']}, random tokens in, greedy, all in one run on {where}, "
-        f"medians of {settings['repeat']} (`python -m benchmarks.peers`)."
+        f"medians of {settings['repeat']} after a first; one run where that took over {settings['once']:g} s "
+        "(`python -m benchmarks.peers`)."
     ]
     for dtype in dict.fromkeys(item["dtype"] for item in result["results"]):
         parts += [f"{dtype}:", wide_table([item for item in result["results"] if item["dtype"] == dtype])]
@@ -119,7 +121,7 @@ def arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     peer_group.add_options(parser)
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"])
     parser.add_argument("--jobs", nargs="+", type=Job.parse, default=[Job.parse(text) for text in JOBS])
-    parser.add_argument("--repeat", type=int, default=3, help="runs of each; medians are shown")
+    parser.add_argument("--repeat", type=int, default=3, help="runs of each after a first; medians are shown")
     parser.add_argument(
         "--once", type=float, default=60.0, metavar="S", help="a run of more seconds than this is not repeated"
     )

@@ -90,7 +90,7 @@ def measure(
 def rows(peers: Sequence[Peer], measured: Sequence[Point]) -> list[dict[str, Any]]:
     """One row an engine and point, of its runs after the first if there are any."""
     return [
-        {"curve": point.curve, **peer_group.row(peer, point.job, point.runs[peer.name][1:] or point.runs[peer.name])}
+        {"curve": point.curve, **peer_group.row(peer, point.job, peer_group.counted(point.runs[peer.name]))}
         for peer in peers
         for point in measured
         if peer.name in point.runs

@@ -17,7 +17,7 @@ def test_the_section_has_the_comparison_and_pictures_for_both_grounds(
     shutil.copytree(record.RESULTS, tmp_path, dirs_exist_ok=True)
     args = peers.arguments(["--jobs", "2x8+16", "--repeat", "1"])
     rows = peers.compare([FakePeer("jaxpaged", lambda work: 2.0)], args, "float32")
-    (tmp_path / "peers.json").write_text(json.dumps(record.record("peers", rows, model="demo", repeat=1)))
+    (tmp_path / "peers.json").write_text(json.dumps(record.record("peers", rows, model="demo", repeat=1, once=60.0)))
     (tmp_path / "scaling.json").touch()
     monkeypatch.setattr(record, "RESULTS", tmp_path)
     text = readme.section()
