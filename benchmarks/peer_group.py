@@ -169,7 +169,7 @@ def in_turns(peers: Iterable[Peer], work: Mapping[str, Any], timeout: float) -> 
 
 
 def counted(runs: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    """An engine's runs without the first, in which programs may have run for the first time; that one if it is alone."""
+    """An engine's runs without the first, in which programs may have run for the first time; or it, if it is alone."""
     return runs[1:] or runs
 
 
