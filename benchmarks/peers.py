@@ -108,8 +108,8 @@ def tables(result: Mapping[str, Any]) -> str:
     where = f"{machine['cores']} cores of an {machine['cpu']} ({', '.join(machine['flags'])})"
     parts = [
         f"Model {settings['model']}, random tokens in, greedy, all in one run on {where}, "
-        f"medians of {settings['repeat']} after a first; one run where that took over {settings['once']:g} s "
-        "(`python -m benchmarks.peers`)."
+        f"medians of {settings['repeat']} after a first, uncounted one; runs of over {settings['once']:g} s were not "
+        "repeated (`python -m benchmarks.peers`)."
     ]
     for dtype in dict.fromkeys(item["dtype"] for item in result["results"]):
         parts += [f"{dtype}:", wide_table([item for item in result["results"] if item["dtype"] == dtype])]

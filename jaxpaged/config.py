@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -117,8 +118,13 @@ class EngineConfig:
         _one_of("scheduling_policy", self.scheduling_policy, POLICIES)
         _one_of("attention_implementation", self.attention_implementation, (None, *IMPLEMENTATIONS))
         for field in dataclasses.fields(self):
-            if field.type == "bool" and not isinstance(getattr(self, field.name), bool):
-                raise ConfigError(f"{field.name}={getattr(self, field.name)!r} must be True or False")
+            value, optional = getattr(self, field.name), "None" in str(field.type)
+            if value is None and not optional:
+                raise ConfigError(f"{field.name}=None must have a value")
+            if field.type == "bool" and not isinstance(value, bool):
+                raise ConfigError(f"{field.name}={value!r} must be True or False")
+            if str(field.type).startswith("str") and not isinstance(value, (str, os.PathLike, type(None))):
+                raise ConfigError(f"{field.name}={value!r} must be text")
         for name, low, high in _RANGES:
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < low):

@@ -92,7 +92,9 @@ class FakeEngine:
         self.warm_programs, self.cold_programs = {"forward, by tokens": [1, 8]}, {"pooling, by tokens": [8]}
         self.hidden_size, self.pooling = HIDDEN_SIZE, "last"
         self.num_resets = 0
-        self.idle_work = self.num_idle = 0
+        self.idle_work = 0
+        self.idle_times: list[float] = []
+        self.last_step = 0.0
         self.profile: str | None = None
         self.counts = {"num_steps": 0, "num_prompt_tokens": 0, "num_generated_tokens": 0, "schedule_seconds": 0.0}
 
@@ -113,8 +115,8 @@ class FakeEngine:
 
     def use_idle_time(self) -> bool:
         assert not self.live
-        self.num_idle += 1
-        return self.num_idle < self.idle_work
+        self.idle_times.append(time.monotonic())
+        return len(self.idle_times) < self.idle_work
 
     def reset_prefix_cache(self) -> None:
         self.num_resets += 1
@@ -214,6 +216,7 @@ class FakeEngine:
         self.counts["num_steps"] += 1
         self.counts["num_generated_tokens"] += sum(len(update.new_token_ids) for update in updates)
         self.counts["schedule_seconds"] = 1e-5
+        self.last_step = time.monotonic()
         return updates
 
     def _end(self, sample: Request, update: RequestUpdate, reason: str, what: int | str | None = None) -> RequestUpdate:

@@ -87,8 +87,8 @@ def num_pages(config: EngineConfig, model: CacheShape, *, step_bytes: int) -> in
       step_bytes: temporaries of the largest step, from the compiler.
 
     Raises:
-      ConfigError: not even one sequence of `max_model_len` fits, where it is not `num_kv_blocks` that says so; or the
-        machine does not have the memory.
+      ConfigError: what was asked for, or is free, holds no sequence of `max_model_len` (`num_kv_blocks` may be so few);
+        or it is more than all memory.
     """
     assert config.max_model_len is not None and config.max_num_seqs is not None
     page = page_bytes(model, config.block_size, config.kv_cache_dtype)
@@ -128,7 +128,7 @@ def _room(config: EngineConfig, model: CacheShape, step_bytes: int) -> int:
 
 
 def _memory_bytes() -> int | None:
-    """All memory of the device, or of the machine if it is a CPU; None if it does not tell."""
+    """All memory that JAX has of the device, or all of the machine's if it is a CPU; None if it does not tell."""
     device = jax.devices()[0]
     if device.platform == "cpu":
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -199,7 +199,10 @@ class Runner:
         return self._warm_up
 
     def use_idle_time(self) -> bool:
-        """Runs a bucket for the first time, on padding, if any is left to be; see `WarmUp.use_one`."""
+        """Runs a bucket for the first time, on padding, if there is one. Returns whether to ask again.
+
+        See `WarmUp.use_one`.
+        """
         return self._warm_up is not None and self._warm_up.use_one(self)
 
     def bucket_programs(self, buckets: Sequence[Bucket]) -> list[Callable[[], Any]]:
@@ -242,6 +245,8 @@ class Runner:
             # What looks at prompts has programs for the hidden states of mixed buckets only.
             mixed = bool(step.prompt_ranges or step.pooled)
             bucket = self.buckets.pick(len(step.slots), step.total_tokens, self.unready(), mixed=mixed)
+            if self._warm_up is not None:
+                self._warm_up.unused.discard(bucket)
             launched = self._forward(step, bucket)
             if not step.masked:
                 self._sample(launched)

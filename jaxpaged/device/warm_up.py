@@ -21,8 +21,9 @@ logger = logging.getLogger(__name__)
 # Of the thread that compiles while the engine serves: seconds that it leaves to the first request, which often comes at
 # once, and its niceness.
 _PAUSE, _NICE = 2.0, 10
-# Seconds that a request may have to wait for a run on padding. Where a bucket takes more, larger ones do not run so.
-_LONGEST = 2.0
+# A run on padding of more seconds is the last: a request may have to wait for it, or, longer still, for a larger one.
+# Alone on its cores the largest bucket of a small model takes a second; compiling beside it takes the cores too.
+_LONGEST = 5.0
 
 Progress = Callable[[int, int], None]  # (done, total)
 
@@ -48,7 +49,7 @@ class WarmUp:
 
     Attributes:
       unready: buckets that a thread is about to compile the programs of, in its order.
-      unused: buckets that are to run on padding, smallest first.
+      unused: buckets that have not run, and may on padding; those that run otherwise are to be taken out.
     """
 
     def __init__(self, runner: Warmable, *, gradually: bool = False):
@@ -58,9 +59,9 @@ class WarmUp:
         small_first = itertools.chain(*itertools.zip_longest(buckets.decode, buckets.mixed))
         # Before those that save padding: whole steps of prompts, and any number of decodes.
         in_order = dict.fromkeys((buckets.mixed[-1], buckets.decode[-1], *small_first))
-        self.unused = tuple(sorted(buckets.all))
+        self.unused = set(buckets.all)
         self.unready = tuple(bucket for bucket in in_order if bucket and bucket not in self._awaited)
-        self._goes_on = False
+        self._goes_on = False  # whether a thread does
         needed = [*runner.bucket_programs(self._awaited), *runner.other_programs()]
         # XLA compiles outside the GIL: two at a time halve the wait, more would only contend for memory.
         self._pool = concurrent.futures.ThreadPoolExecutor(2, thread_name_prefix="jaxpaged-warm-up")
@@ -88,7 +89,8 @@ class WarmUp:
         (runner, self._runner), self._pending = (self._runner, None), []
         assert runner is not None, "finished twice"
         if jax.default_backend() != "cpu":  # where it is by far the most that a first run takes
-            self._use(runner, self._awaited)
+            runner.run_padding(self._awaited)
+            self.unused.difference_update(self._awaited)
         if self.unready:
             self._goes_on = True
             thread = threading.Timer(_PAUSE, self._go_on, (runner,))
@@ -99,35 +101,40 @@ class WarmUp:
         """Runs the smallest bucket that has not run, on padding; to be called while no request is there.
 
         A first run takes what later ones do not: a GPU loads the code, XLA:CPU plans each product (half a second a
-        program of 30 layers). Returns whether any are left, if only such as are being compiled.
+        program of 30 layers). Returns whether any are left, even if they are only being compiled.
         """
-        going_on, unready = self._goes_on, self.unready
-        left = [bucket for bucket in self.unused if going_on or bucket not in unready]
-        if not left or left[0] in unready:
-            return bool(left)
+        going_on, unready = self._goes_on, self.unready  # in this order: when the thread ends, the second is settled
+        left = sorted(bucket for bucket in self.unused if going_on or bucket not in unready)
+        if not left:
+            return False
+        if left[0] in unready:
+            return True  # the thread is about to compile it
         begin = time.monotonic()
-        self._use(runner, left[:1])
-        if time.monotonic() - begin > _LONGEST:
-            self.unused = ()
+        runner.run_padding(left[:1])
+        self.unused.remove(left[0])
+        if (seconds := time.monotonic() - begin) > _LONGEST:
+            logger.info("%s took %.1f s on padding: larger ones run for the first time with requests", left[0], seconds)
+            self.unused.clear()
         return bool(self.unused) and len(left) > 1
-
-    def _use(self, runner: Warmable, buckets: Sequence[Bucket]) -> None:
-        runner.run_padding(buckets)
-        self.unused = tuple(bucket for bucket in self.unused if bucket not in buckets)
 
     def _go_on(self, runner: Warmable) -> None:
         """Compiles the programs of buckets that are not ready, one after the other. Without one the engine can do."""
         with contextlib.suppress(AttributeError, OSError):  # Linux has priorities of threads: steps go first
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
-        for bucket in self.unready:
-            try:
-                for compile_one in runner.bucket_programs([bucket]):
-                    compile_one()
-            except Exception:
-                logger.exception("the programs of %s cannot be compiled; others are used instead", bucket)
-            else:
-                self.unready = tuple(other for other in self.unready if other != bucket)
-        self._goes_on = False
+        try:
+            for bucket in self.unready:
+                self._compile(runner, bucket)
+        finally:
+            self._goes_on = False
+
+    def _compile(self, runner: Warmable, bucket: Bucket) -> None:
+        try:
+            for compile_one in runner.bucket_programs([bucket]):
+                compile_one()
+        except Exception:
+            logger.exception("the programs of %s cannot be compiled; others are used instead", bucket)
+        else:
+            self.unready = tuple(other for other in self.unready if other != bucket)
 
 
 def cold_programs(buckets: BucketTable, warm: Mapping[str, Sequence[int]]) -> dict[str, list[int]]:

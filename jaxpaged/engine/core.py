@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from jaxpaged.core.request import Grammar, Request
+from jaxpaged.core.step import RequestUpdate
 from jaxpaged.engine.engine_like import EngineLike
 from jaxpaged.engine.messages import Abort, AddRequest, Answer, Call, Failure, FromCore, Refused, ToCore, Updates
 from jaxpaged.errors import JaxPagedError, UnsupportedError
@@ -45,7 +46,7 @@ class EngineCore:
         self._lock = threading.Lock()  # so that an abort comes either before or after what waits for a grammar is added
         self._compiling: set[str] = set()  # requests that wait for their grammar
         self._stopped = False
-        self._idle_work, self._idle_since = True, time.monotonic()  # whether there may be any
+        self._may_use_idle_time, self._idle_since = True, time.monotonic()
 
     def prepare(self) -> None:
         """Builds what all grammars share, meanwhile: later it would hold up running requests."""
@@ -72,12 +73,11 @@ class EngineCore:
     def run(self) -> None:
         """The busy loop: until `stop`, or until the engine fails, with what it raises."""
         while self._take_messages():
-            steps = self._engine.has_work
-            updates = self._engine.step() if steps else []
-            now = time.monotonic()
-            if steps:
-                self._idle_since = now
-            self._send(Updates(updates, self._engine.stats, now))
+            updates: list[RequestUpdate] = []
+            if self._engine.has_work:
+                updates = self._engine.step()
+                self._idle_since = time.monotonic()
+            self._send(Updates(updates, self._engine.stats, time.monotonic()))
 
     def stop(self) -> None:
         """Ends `run` after the present step, and the compiling of grammars at once."""
@@ -145,12 +145,12 @@ class EngineCore:
 
     def _wait(self) -> Request | Abort | Call | None:
         """The next message, whenever it comes. Each second without a step is used, whoever asks for news meanwhile."""
-        while self._idle_work:
+        while self._may_use_idle_time:
             left = self._idle_since + IDLE_SECONDS - time.monotonic()
             try:
                 return self._inbox.get(timeout=max(0.0, left))
             except queue.Empty:
-                self._idle_work = self._engine.use_idle_time()
+                self._may_use_idle_time = self._engine.use_idle_time()
                 self._idle_since = time.monotonic()
         return self._inbox.get()
 

@@ -233,7 +233,9 @@ class Engine:
             raise
 
     def use_idle_time(self) -> bool:
-        """Does, while there is no request, a piece of what makes later steps quicker. It may take a second.
+        """Does, while there is no request, a piece of what makes later steps quicker. It may take seconds.
+
+        What it raises ends the engine as what a step raises does: arrays that were donated are gone.
 
         Returns: whether there is more to do, now or later.
         """

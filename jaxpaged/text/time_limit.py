@@ -37,8 +37,8 @@ def within(seconds: float, function: Callable[[], T]) -> T:
             with lock:
                 if over.is_set():
                     return
-                left = begin + seconds - clock()
-                if left <= 0:
+                left = max(begin + seconds - clock(), seconds / 10)  # it may wait for a processor: do not spin
+                if clock() - begin >= seconds:
                     sent = True
                     _raise_in(thread, ctypes.py_object(_Overdue))
                     return

@@ -125,12 +125,16 @@ def test_idle_time_changes_nothing(runner):
     request = make_request(runner, ids)
     runner.collect(runner.launch(make_step([(request, 0, 2 * BLOCK)])))
     before, rounds = compilations.count, 1
+    runner._warm_up.unused.update(runner.buckets.all)  # other tests have run some
     while runner.use_idle_time():
         rounds += 1
     assert rounds == len(runner.buckets.all) and not runner.use_idle_time()
     assert (runner.num_programs, compilations.count) == (programs, before)
+    runner._warm_up.unused.update(runner.buckets.all)
     step = make_step([(request, 2 * BLOCK, 3)], admit=False)
-    assert runner.collect(runner.launch(step)).token_ids == [[dense_logprobs(runner, ids)[-1].argmax()]]
+    launched = runner.launch(step)
+    assert len(runner._warm_up.unused) == len(runner.buckets.all) - 1, "what a request has run has run"
+    assert runner.collect(launched).token_ids == [[dense_logprobs(runner, ids)[-1].argmax()]]
 
 
 def test_what_the_host_memory_holds(runner):

@@ -108,19 +108,20 @@ def test_stats_come_when_nothing_steps(running) -> None:
 
 
 def test_idle_time_is_used_until_nothing_is_left_to_do(running, monkeypatch) -> None:
-    """Not while a request runs, and not at once: most idle times are a client's way to its next request."""
+    """Not while a request runs, nor right after it: most idle times are a client's way to its next request."""
     engine = running.engine
     engine.idle_work, engine.script, engine.delay = 3, [5], 0.001
     running.add(params=SamplingParams(max_tokens=400))
-    monkeypatch.setattr("jaxpaged.engine.core.IDLE_SECONDS", 0.01)
+    monkeypatch.setattr("jaxpaged.engine.core.IDLE_SECONDS", 0.05)
     while not running.next().updates[-1].finish_reason:
-        assert not engine.num_idle
-    wait_for(lambda: engine.num_idle == 3)
+        pass
+    wait_for(lambda: len(engine.idle_times) == 3)
+    assert engine.idle_times[0] - engine.last_step >= 0.05
     running.add()
     assert running.next().updates
     running.called()
-    time.sleep(0.1)
-    assert engine.num_idle == 3
+    time.sleep(0.2)
+    assert len(engine.idle_times) == 3 and not running.errors
 
 
 def test_whoever_asks_for_news_takes_no_idle_time(running, monkeypatch) -> None:
@@ -132,7 +133,7 @@ def test_whoever_asks_for_news_takes_no_idle_time(running, monkeypatch) -> None:
     for _ in range(100):
         running.called()
         time.sleep(0.01)
-        if running.engine.num_idle == 2:
+        if len(running.engine.idle_times) == 2:
             return
     raise AssertionError("no time was left")
 
