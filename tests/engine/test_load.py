@@ -69,7 +69,7 @@ def test_steps_of_buckets_that_are_not_ready_are_right(make_engine, runner, monk
     prompts = [prompt(n) for n in (3, 9, 30, 5)]
     expected = run(make_engine(), prompts)
     unready = tuple(bucket for bucket in BUCKETS.all if bucket not in ready)
-    monkeypatch.setattr(runner, "_warm_up", SimpleNamespace(unready=unready), unused=set())
+    monkeypatch.setattr(runner, "_warm_up", SimpleNamespace(unready=unready, unused=set()))
     assert run(make_engine(max_steps=max_steps), prompts) == expected
 
 
