@@ -239,7 +239,7 @@ def _decode(
 
 
 def _decode_one(queries: jax.Array, pool: _Pool, scores: _Scores, kv_lens: jax.Array) -> jax.Array:
-    """[1, K, G, H] float32: the output of a program's only query. No work list, and a quarter of the operations.
+    """[1, K, G, H] float32: the output of a program's only query. No work list, and less than half of the operations.
 
     Args:
       kv_lens: i32[1] how many keys it has; the output is zero if it has none.
