@@ -117,14 +117,7 @@ class EngineConfig:
         _one_of("logprobs_mode", self.logprobs_mode, ("raw_logprobs", "processed_logprobs"))
         _one_of("scheduling_policy", self.scheduling_policy, POLICIES)
         _one_of("attention_implementation", self.attention_implementation, (None, *IMPLEMENTATIONS))
-        for field in dataclasses.fields(self):
-            value, optional = getattr(self, field.name), "None" in str(field.type)
-            if value is None and not optional:
-                raise ConfigError(f"{field.name}=None must have a value")
-            if field.type == "bool" and not isinstance(value, bool):
-                raise ConfigError(f"{field.name}={value!r} must be True or False")
-            if str(field.type).startswith("str") and not isinstance(value, (str, os.PathLike, type(None))):
-                raise ConfigError(f"{field.name}={value!r} must be text")
+        _check_types(self)
         for name, low, high in _RANGES:
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < low):
@@ -149,10 +142,6 @@ class EngineConfig:
                 raise ConfigError(f"{name}={value!r} must be a number from 0 to {high:g}")
         if not self.gpu_memory_utilization:
             raise ConfigError("gpu_memory_utilization=0 leaves no memory for weights")
-        if not isinstance(self.logits_processors, (tuple, list)):
-            raise ConfigError(f"logits_processors={self.logits_processors!r} must be a list")
-        if self.scheduling_key is not None and not callable(self.scheduling_key):
-            raise ConfigError(f"scheduling_key={self.scheduling_key!r} must be a function of a request")
 
 
 def engine_config(model: str, **options: Any) -> EngineConfig:
@@ -207,6 +196,22 @@ def resolve(
         max_num_seqs=seqs,
         max_num_batched_tokens=tokens,
     )
+
+
+def _check_types(config: EngineConfig) -> None:
+    """Refuses None where it means nothing, and what is no text, flag, list or function; numbers have limits besides."""
+    for field in dataclasses.fields(config):
+        value, kind = getattr(config, field.name), str(field.type)
+        if value is None and "None" not in kind:
+            raise ConfigError(f"{field.name}=None must have a value")
+        if kind == "bool" and not isinstance(value, bool):
+            raise ConfigError(f"{field.name}={value!r} must be True or False")
+        if kind.startswith("str") and not isinstance(value, (str, os.PathLike, type(None))):
+            raise ConfigError(f"{field.name}={value!r} must be text")
+    if not isinstance(config.logits_processors, (tuple, list)):
+        raise ConfigError(f"logits_processors={config.logits_processors!r} must be a list")
+    if config.scheduling_key is not None and not callable(config.scheduling_key):
+        raise ConfigError(f"scheduling_key={config.scheduling_key!r} must be a function of a request")
 
 
 def _one_of(name: str, value: object, allowed: tuple[object, ...]) -> None:

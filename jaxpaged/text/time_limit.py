@@ -37,11 +37,12 @@ def within(seconds: float, function: Callable[[], T]) -> T:
             with lock:
                 if over.is_set():
                     return
-                left = max(begin + seconds - clock(), seconds / 10)  # it may wait for a processor: do not spin
-                if clock() - begin >= seconds:
+                used = clock() - begin
+                if used >= seconds:
                     sent = True
                     _raise_in(thread, ctypes.py_object(_Overdue))
                     return
+            left = max(seconds - used, seconds / 10)  # it may wait for a processor: do not spin
 
     try:
         try:
